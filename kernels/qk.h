@@ -1,0 +1,347 @@
+/* qk.h: the backend interface between the engine and a device (CPU, CUDA, a mock for tests).
+ *
+ * The unit of work is a *step*: one pass of the whole model over a ragged batch of token rows, from embedding to
+ * sampled token. The engine fills a plan in the step's own parameter buffer, submits, and waits. Nothing that
+ * changes from step to step is a call argument, so a backend may record a step once (as a CUDA graph) and replay it.
+ *
+ *   open backend -> load model -> make context (workspace, token slots) -> make two steps -> fill, submit, wait, ...
+ *
+ * Numbered promises that backends keep and tests check:
+ *  1. Steps of a context run in submission order. A step may be submitted while the one before it still runs.
+ *  2. A plan's row may take its token from a *token slot*, which an earlier step's sampler wrote on the device. So the
+ *     host can stay one step behind: it submits step n+1, then reads step n's tokens. When a reply turns out to have
+ *     ended in step n, the host ignores that sequence's output of step n+1 and reuses its one KV position: a KV
+ *     position is only defined by the last completed step that wrote it.
+ *  3. Attention over a sequence is cut at multiples of QK_SPAN_TOKENS, whatever the batch, the chunking or the
+ *     placement of pages; the spans' partial results (normalised float32 output and log-sum-exp) are merged in
+ *     position order in float32. Spans whose pages are not device-visible are supplied by the outside partial slot.
+ *  4. On the CPU backend a row's result is bit-identical however many rows, sequences, threads or chunks share the
+ *     step (same instruction set). A CUDA backend states its own, weaker rule.
+ *  5. Nothing is allocated between qk_step_new() and qk_step_free() on the submit/wait path.
+ *
+ * Threads: every function of one backend is called from one thread (the engine's), except qk_step_cancel() and
+ * qk_event_query(), which any thread may call. Ownership: who makes an object frees it, in reverse order of making.
+ * Errors: a status; qk_backend_error() then has one English line (operation, shape, driver's words). After
+ * QK_DEVICE_LOST every call on the backend returns QK_DEVICE_LOST; only freeing is allowed. No function prints or exits.
+ *
+ * This header needs no GLib and no CUDA header. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define QK_ABI_VERSION 1u
+#define QK_PAGE_TOKENS 16u  /* tokens in a KV page */
+#define QK_SPAN_TOKENS 256u /* attention is cut at multiples of this: 16 pages */
+#define QK_NO_SLOT     UINT32_MAX
+
+typedef enum {
+    QK_OK = 0,
+    QK_PENDING,     /* not an error: the work has not finished (poll, query) */
+    QK_CANCELLED,   /* the step was given up between two layers; none of its rows or outputs count */
+    QK_NO_MEMORY,   /* host or device; the message says which and how much */
+    QK_UNSUPPORTED, /* well formed, but this backend does not run it */
+    QK_INVALID,     /* the caller broke this header's rules */
+    QK_DEVICE_LOST,
+} qk_status;
+
+typedef enum { QK_F32 = 0, QK_BF16 = 1, QK_I8 = 2 } qk_dtype; /* QK_I8: reserved for a later KV page class */
+
+typedef struct qk_backend qk_backend;
+typedef struct qk_model qk_model;     /* weights as the device uses them */
+typedef struct qk_context qk_context; /* workspace, token slots, penalty history for one model */
+typedef struct qk_step qk_step;       /* one parameter buffer and one result buffer */
+typedef struct qk_event qk_event;
+
+const char *qk_status_name(qk_status status); /* static string, never NULL */
+
+/* ---- Backends ------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const char *name; /* "cpu", "cuda"; static */
+    bool available;   /* can be opened now */
+    char reason[160]; /* when not available: one sentence a user can act on; else empty */
+    char device[96];  /* what would compute: "AMD EPYC, AVX-512, 2 threads" */
+} qk_probe;
+
+/* Fills at most @n entries in order of preference. Returns how many backends this build knows. */
+size_t qk_probe_backends(qk_probe *out, size_t n);
+
+typedef struct {
+    uint32_t n_threads; /* 0: the backend's choice (CPU: cores this process may use) */
+    const char
+        *isa; /* CPU: NULL for the best, or "reference", "avx2", "avx512" (QK_UNSUPPORTED when missing) */
+} qk_backend_options;
+
+/* @name: one of qk_probe's names. @error: @error_size bytes for one line, filled when the result is not QK_OK. */
+qk_status qk_backend_open(
+    const char *name, const qk_backend_options *options, qk_backend **out, char *error, size_t error_size);
+void qk_backend_free(qk_backend *backend); /* NULL is fine; everything made from it must be freed before */
+const char *qk_backend_error(const qk_backend *backend); /* borrowed; valid until the backend's next call */
+
+typedef struct {
+    const char *name;      /* "cpu" */
+    char device[96];       /* "AMD EPYC, AVX-512, 2 threads" */
+    bool is_host;          /* device memory is host memory (the panel then shows one tier) */
+    uint64_t memory_total; /* bytes of device memory, 0 when unknown */
+    uint64_t memory_free;
+    uint32_t n_threads;
+} qk_backend_info;
+void qk_backend_get_info(qk_backend *backend, qk_backend_info *out);
+
+/* Measured ceilings of this device with its own threads, for benchmarks. Takes about half a second. */
+typedef enum { QK_MEASURE_READ_BYTES_PER_S, QK_MEASURE_F32_FLOPS } qk_measure;
+qk_status qk_backend_measure(qk_backend *backend, qk_measure what, double *out);
+
+/* ---- Memory, copies, events ---------------------------------------------------------------------------------- */
+
+typedef enum {
+    QK_MEMORY_DEVICE, /* the engine must never dereference it, on any backend: host is NULL */
+    QK_MEMORY_HOST,   /* host memory that the device can read and copy from at full speed (pinned for CUDA) */
+} qk_memory;
+
+/* Fields are read-only to the caller. */
+typedef struct {
+    qk_backend *backend;
+    qk_memory memory;
+    uint64_t bytes;
+    uint64_t address; /* device-visible base address, at least 64-byte aligned, never 0 */
+    void *host;       /* QK_MEMORY_HOST only */
+} qk_buffer;
+
+qk_status qk_buffer_new(qk_backend *backend, qk_memory memory, uint64_t bytes, qk_buffer **out);
+void qk_buffer_free(qk_buffer *buffer); /* NULL is fine; no work that touches it may be in flight */
+
+/* Work on one stream is ordered; streams are ordered among each other only by events. Steps run on COMPUTE. */
+typedef enum {
+    QK_STREAM_COMPUTE = 0,
+    QK_STREAM_TO_DEVICE = 1,
+    QK_STREAM_TO_HOST = 2,
+    QK_N_STREAMS = 3
+} qk_stream;
+
+typedef struct {
+    qk_buffer *dst;
+    uint64_t dst_offset;
+    qk_buffer *src;
+    uint64_t src_offset;
+    uint64_t bytes;
+} qk_copy;
+
+/* Enqueues @n copies on @stream. The array is read before the call returns. Ranges are checked: QK_INVALID. */
+qk_status qk_copy_submit(qk_backend *backend, qk_stream stream, const qk_copy *copies, uint32_t n);
+/* Enqueues a fill of whole 32-bit words; offset and bytes are multiples of 4. Debug builds fill fresh pages with NaN. */
+qk_status qk_fill_submit(
+    qk_backend *backend, qk_stream stream, qk_buffer *dst, uint64_t offset, uint64_t bytes, uint32_t word);
+
+qk_status qk_event_new(qk_backend *backend, qk_event **out);
+void qk_event_free(qk_event *event);
+qk_status qk_event_record(
+    qk_event *event, qk_stream stream);    /* fires when the work enqueued so far is done */
+qk_status qk_event_query(qk_event *event); /* QK_OK, QK_PENDING or QK_DEVICE_LOST */
+qk_status qk_event_wait(qk_event *event);  /* the host waits */
+qk_status qk_stream_wait(qk_backend *backend, qk_stream stream, qk_event *event); /* the stream waits */
+
+/* ---- Model --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim, hidden, ffn, vocab;
+    uint32_t max_positions; /* of the context, in tokens */
+    float rms_eps;
+    float rope_factor;           /* cos and sin are multiplied by it; 1 without YaRN */
+    const double *rope_inv_freq; /* [head_dim / 2], borrowed during qk_model_load() */
+} qk_shape;
+
+/* A row-major host matrix [rows, cols]; a vector has rows = 1. A linear layer is [out, in]. */
+typedef struct {
+    const void *data;
+    qk_dtype dtype; /* QK_BF16 or QK_F32 */
+    uint32_t rows, cols;
+} qk_tensor;
+
+typedef struct {
+    qk_tensor attn_norm;      /* [hidden] */
+    qk_tensor q, k, v;        /* [n_heads * head_dim, hidden], [n_kv_heads * head_dim, hidden] twice */
+    qk_tensor q_norm, k_norm; /* [head_dim] */
+    qk_tensor o;              /* [hidden, n_heads * head_dim] */
+    qk_tensor ffn_norm;       /* [hidden] */
+    qk_tensor gate, up;       /* [ffn, hidden] */
+    qk_tensor down;           /* [hidden, ffn] */
+} qk_layer_tensors;
+
+typedef struct {
+    qk_shape shape;
+    qk_tensor embed;                /* [vocab, hidden] */
+    qk_tensor final_norm;           /* [hidden] */
+    qk_tensor lm_head;              /* [vocab, hidden]; the same data as embed when tied */
+    const qk_layer_tensors *layers; /* [n_layers] */
+} qk_model_desc;
+
+/* Called with bytes done and in all; returning false gives up the load (QK_CANCELLED). Engine thread. */
+typedef bool (*qk_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+
+/* The CPU backend reads weights in place: @desc's tensor data must outlive the model. Structs are copied. */
+qk_status qk_model_load(
+    qk_backend *backend, const qk_model_desc *desc, qk_progress_fn progress, void *user, qk_model **out);
+void qk_model_free(qk_model *model);
+
+/* ---- KV pages ------------------------------------------------------------------------------------------------ */
+
+/* Where element d of token t of a layer's kv head lies inside a page (bytes from the page's base address):
+ *   layer * layer_stride + head * head_stride + (V ? v_offset : 0) + t * token_stride + d * sizeof(dtype).
+ * Kernels use the strides and assume nothing else. K is stored after k-norm and RoPE. */
+typedef struct {
+    qk_dtype dtype; /* the pool's page class: QK_F32 (reference tests), QK_BF16 */
+    uint32_t token_stride;
+    uint64_t v_offset, head_stride, layer_stride, page_bytes;
+} qk_kv_layout;
+
+/* Page-major: [layer][kv_head][K|V][token][dim], one page contiguous over all layers, so a tier moves it in one copy. */
+void qk_kv_layout_page_major(const qk_shape *shape, qk_dtype dtype, qk_kv_layout *out);
+
+/* ---- Outside partial: attention computed elsewhere, merged here ---------------------------------------------- */
+
+typedef struct {
+    uint32_t seq;  /* index into the plan's seqs */
+    uint32_t row;  /* index into the plan's rows */
+    uint32_t span; /* keys [span * QK_SPAN_TOKENS, (span + 1) * QK_SPAN_TOKENS), all of them before the row */
+} qk_partial_item;
+
+typedef struct {
+    uint32_t layer;
+    uint32_t n_items;
+    const qk_partial_item *items; /* by row, then by span */
+    const float *q;               /* [n_rows, n_heads, head_dim]: after q-norm and RoPE, not yet scaled */
+    float *out;                   /* [n_items, n_heads, head_dim]: to fill, normalised */
+    float *lse; /* [n_items, n_heads]: to fill, ln of the sum of exp(q.k / sqrt(head_dim)) */
+} qk_partial_args;
+
+/* Called once a layer, after the layer's QKV and before its output projection, for plans with pages at address 0.
+ * On a backend thread, while the backend computes its own spans. Must not call the backend. */
+typedef qk_status (*qk_partial_fn)(void *user, const qk_partial_args *args);
+
+/* One span of one row over pages in host memory, with the CPU backend's arithmetic (bit-identical to it when @isa is
+ * the backend's). For implementing a qk_partial_fn. @pages: [QK_SPAN_TOKENS / QK_PAGE_TOKENS] host base addresses;
+ * @n_keys: keys of the span to attend to, 1..QK_SPAN_TOKENS. @q, @out: [n_heads, head_dim]; @lse: [n_heads].
+ * Any thread. QK_UNSUPPORTED when @isa is not on this machine. */
+qk_status qk_host_attend_span(const char *isa, const qk_shape *shape, const qk_kv_layout *layout,
+    uint32_t layer, const void *const *pages, uint32_t n_keys, const float *q, float *out, float *lse);
+
+/* ---- Steps --------------------------------------------------------------------------------------------------- */
+
+/* Sampling order: repetition and presence penalty, temperature, top_k, top_p, min_p (each on the renormalised rest),
+ * then one draw by inverse CDF in ascending token id with float64 sums, u = philox4x32-10(key = seed, counter =
+ * position) in [0, 1). Randomness depends on (seed, position) alone. Temperature below 1e-5 is greedy: the largest
+ * penalised logit, ties to the lowest id. At least one candidate always stays. */
+typedef struct {
+    uint64_t seed;
+    uint64_t position; /* of the token being drawn, in its sequence */
+    float temperature; /* >= 0 */
+    float top_p;       /* (0, 1]; 1: off. <= 0 keeps the best token only */
+    float min_p;       /* [0, 1]; 0: off */
+    float
+        repetition_penalty; /* > 0; 1: off. Logits of seen ids: positive / p, negative * p, once an id (CTRL) */
+    float presence_penalty; /* subtracted once from ids seen in the reply; 0: off */
+    uint32_t top_k;         /* 0: off */
+} qk_sampling;
+
+typedef enum {
+    QK_OUTPUT_SAMPLE = 1, /* draw a token; write it to the slot (if any) and the result */
+    QK_OUTPUT_LOGITS = 2, /* copy the row's raw logits to the result */
+} qk_output_flags;
+
+typedef struct {
+    uint32_t row;   /* whose next-token logits are wanted */
+    uint32_t flags; /* qk_output_flags */
+    uint32_t slot;  /* token slot to write and penalty history to use and extend; QK_NO_SLOT: none */
+    uint32_t reserved;
+    qk_sampling sampling;
+} qk_output;
+
+/* One sequence: n_rows new tokens at positions start, start + 1, ... Each row attends to all positions up to its own.
+ * Its pages cover [0, start + n_rows): n_pages = ceil((start + n_rows) / QK_PAGE_TOKENS). */
+typedef struct {
+    uint32_t row_begin, n_rows; /* rows of sequences are consecutive and in the order of seqs */
+    uint32_t start;             /* tokens already in the cache */
+    uint32_t page_begin, n_pages;
+    uint32_t reserved;
+} qk_seq;
+
+typedef struct {
+    uint32_t n_rows, n_seqs, n_pages, n_outputs;
+    int32_t *tokens; /* [rows_max]: >= 0 a token id; ~slot (negative) the token in that slot */
+    qk_seq *seqs;    /* [seqs_max] */
+    uint64_t
+        *pages; /* [pages_max]: device-visible base address of each page. 0: outside (whole spans only, never
+                           the pages that this step writes; needs a partial function) */
+    qk_output *outputs; /* [outputs_max], ascending rows */
+} qk_plan;
+
+typedef enum {
+    QK_RESULT_NOT_FINITE =
+        1, /* NaN or Inf among the raw logits; the token is a valid id but must not be used */
+} qk_result_flags;
+
+typedef struct {
+    int32_t token;  /* -1 when nothing was drawn */
+    uint32_t flags; /* qk_result_flags */
+    float logprob;  /* ln of the token's probability under the raw logits (softmax, temperature 1) */
+    float logit;    /* its raw logit */
+} qk_output_result;
+
+typedef struct {
+    const qk_output_result *outputs; /* [n_outputs] */
+    const float *logits; /* [n_outputs, vocab] host memory; only rows flagged QK_OUTPUT_LOGITS are set */
+} qk_result;
+
+typedef struct {
+    uint32_t rows_max; /* token rows of one step */
+    uint32_t seqs_max;
+    uint32_t pages_max;   /* page-table entries of one plan, all sequences together */
+    uint32_t outputs_max; /* output rows of one step */
+    uint32_t logits_max;  /* of those, how many may be flagged QK_OUTPUT_LOGITS */
+    uint32_t slots_max;   /* token slots */
+    uint32_t partial_max; /* items of one plan; 0: no outside partial */
+    qk_partial_fn partial;
+    void *partial_user;
+    qk_kv_layout layout;
+} qk_context_params;
+
+typedef struct {
+    uint64_t device_bytes, host_bytes; /* of the context and two steps */
+} qk_sizes;
+
+/* Counts without allocating: the same code that qk_context_new() uses. */
+qk_status qk_context_measure(qk_model *model, const qk_context_params *params, qk_sizes *out);
+qk_status qk_context_new(qk_model *model, const qk_context_params *params, qk_context **out);
+void qk_context_free(qk_context *context);
+
+/* Replaces a slot's penalty history; takes effect for the steps submitted afterwards. Ids count as seen in the prompt
+ * (repetition penalty) and, from @n_prompt on, also in the reply (presence penalty too). Sampling into the slot adds
+ * to it. Needed only for requests with a penalty; a slot starts empty. May wait for running steps. */
+qk_status qk_context_set_history(
+    qk_context *context, uint32_t slot, const int32_t *ids, size_t n_ids, size_t n_prompt);
+
+qk_status qk_step_new(qk_context *context, qk_step **out);
+void qk_step_free(qk_step *step); /* waits for the step when it runs */
+
+/* The step's parameter buffer; fill it while the step is idle. Pointers stay valid for the step's life. */
+qk_plan *qk_step_plan(qk_step *step);
+/* Checks the plan (QK_INVALID names the field) and enqueues it on COMPUTE. Returns at once. */
+qk_status qk_step_submit(qk_step *step);
+qk_status qk_step_poll(qk_step *step); /* QK_PENDING or the step's status */
+qk_status qk_step_wait(qk_step *step); /* the step's status */
+/* Asks a submitted step to end at its next layer boundary with QK_CANCELLED; it may also complete. Token slots and
+ * penalty history stay as before a cancelled step. Steps already submitted behind it are not cancelled by this:
+ * cancel them too when they take its tokens. Any thread. */
+void qk_step_cancel(qk_step *step);
+/* Borrowed; valid after wait returned QK_OK and until the next submit. */
+const qk_result *qk_step_result(qk_step *step);
+
+#ifdef __cplusplus
+}
+#endif
