@@ -1,0 +1,80 @@
+/* qe-session.h: one conversation's timeline: exact token ids, message boundaries, page table. Internal; engine thread.
+ *
+ *   ids:   [0 ............ n_cached ............ n_ids)   n_cached: tokens whose K and V are in the pages
+ *   pages: [0 .. n_pages)  page i holds tokens [16 i, 16 i + 16)
+ *
+ * Invariants (qe_session_check): n_cached <= n_ids; n_pages = ceil(reserved / 16) covers n_cached and what was reserved
+ * for the running step; all pages before the last written one are SEALED, pages not full are TAIL and ours alone;
+ * messages are consecutive, in range, and cover the ids up to their last end. The ids are the truth: text is never
+ * tokenised again. */
+#pragma once
+#include <glib.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "engine/qe-kv-pages.h"
+#include "engine/qe.h"
+
+G_BEGIN_DECLS
+
+typedef struct qe_session qe_session;
+
+/* How the tokens of a message came about and end. */
+typedef enum {
+    QE_TURN_GIVEN,    /* rendered from text by the template, closed */
+    QE_TURN_COMPLETE, /* generated and ended by itself: its last id is an end-of-turn token */
+    QE_TURN_OPEN,     /* generated, cut, stopped or cancelled: the closing ids are not there yet */
+    QE_TURN_STRIPPED, /* generated, later replaced by its form without reasoning, closed */
+} qe_turn_state;
+
+typedef struct {
+    qe_role role;
+    qe_turn_state state;
+    uint32_t begin, end; /* token range in ids, template tokens included */
+    uint32_t text_begin; /* first id of the content (generated: the reply's first id) */
+    bool has_reasoning;  /* generated with a <think> block that later turns drop */
+    uint64_t text_hash;  /* of role and text as given (QE_TURN_GIVEN), else 0 */
+} qe_turn;
+
+qe_session *qe_session_new(qe_kv_pool *pool, uint64_t id); /* @pool: borrowed */
+void qe_session_free(qe_session *self);                    /* drops its page references; NULL is fine */
+
+uint64_t qe_session_id_of(const qe_session *self);
+uint32_t qe_session_n_ids(const qe_session *self);
+const uint32_t *qe_session_ids(const qe_session *self); /* borrowed until the next change */
+uint32_t qe_session_n_cached(const qe_session *self);
+uint32_t qe_session_n_pages(const qe_session *self);
+const qe_page *qe_session_pages(const qe_session *self);
+uint32_t qe_session_n_turns(const qe_session *self);
+const qe_turn *qe_session_turn(const qe_session *self, uint32_t i);
+
+/* Ids. Appending changes no page. */
+void qe_session_append_ids(qe_session *self, const uint32_t *ids, uint32_t n);
+void qe_session_add_turn(qe_session *self, const qe_turn *turn); /* begins where the last one ends */
+void qe_session_extend_turn(
+    qe_session *self, uint32_t end, qe_turn_state state, bool has_reasoning); /* the last one */
+
+/* KV. reserve: page table covers [0, n_tokens), copying a shared page that would be written. commit: tokens
+ * [n_cached, n_cached + n) are in the pages now; seals what is full. */
+bool qe_session_reserve(qe_session *self, uint32_t n_tokens, GError **error);
+uint32_t qe_session_pages_needed(
+    const qe_session *self, uint32_t n_tokens); /* pages reserve would allocate */
+void qe_session_commit(qe_session *self, uint32_t n);
+void qe_session_release_reserved(qe_session *self); /* gives back pages past ceil(n_cached / 16) */
+
+/* Cuts ids, turns (those that end past it) and KV to the first @n_tokens. Keeps whole pages; a page cut in two becomes
+ * our TAIL (unsealed when ours alone; else copied at the next reserve, whose error it shares). */
+void qe_session_rewind(qe_session *self, uint32_t n_tokens);
+/* Only the KV: at most @n_tokens stay cached (ids stay and will be computed again). */
+void qe_session_uncache(qe_session *self, uint32_t n_tokens);
+void qe_session_drop_pages(
+    qe_session *self); /* after a lost device: n_cached = 0, page table empty, no unref */
+/* Makes the timeline equal @ids and returns the length of the prefix that was kept. Turns past it are gone. */
+uint32_t qe_session_replace(qe_session *self, const uint32_t *ids, uint32_t n);
+/* A new session with the first @n_tokens: sealed pages shared, a part-filled page copied. */
+qe_session *qe_session_fork(qe_session *self, uint64_t id, uint32_t n_tokens, GError **error);
+
+void qe_session_count_pages(const qe_session *self, uint32_t *n_entries /* [n_reserved], added to */);
+bool qe_session_check(const qe_session *self, GError **error);
+
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_session, qe_session_free)
+G_END_DECLS

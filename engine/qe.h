@@ -1,0 +1,285 @@
+/* qe.h: the engine's public API. The application, the command line and the server include this header alone.
+ *
+ * One engine owns one backend, at most one loaded model and one engine thread. Calls here return at once (except those
+ * named *_wait and qe_tokenizer/qe_model functions, which read files): they check their arguments, post a command and
+ * let the engine thread act between two steps. Everything that comes back is a *state to fetch*, never a callback with
+ * data: a wakeup function says only "there is news", on any thread, and may do nothing but make a GSource ready.
+ *
+ *   engine = qe_engine_new(); qe_engine_load(engine, dir); session = qe_engine_open_session(engine)
+ *   request = qe_engine_generate(engine, &params)       the user's turn; reply streams
+ *   on each wakeup, at most once a frame: qe_request_take(request, &update)   text since last time, counts, state
+ *
+ * Text is UTF-8, always whole characters. Ids are the model's token ids. Bytes are bytes, times are milliseconds.
+ * Ownership: `new`/`dup` give a reference to the caller, `get` borrows. Errors: domain QE_ERROR, untranslated.
+ * Threads: the engine's functions may be called from any thread; one request's take/wait from one thread at a time. */
+#pragma once
+#include <glib.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "engine/qe-error.h"
+#include "engine/qe-tokenizer.h"
+
+G_BEGIN_DECLS
+
+typedef struct qe_engine qe_engine;
+typedef struct qe_request qe_request;
+typedef uint64_t qe_session_id; /* 0: none */
+typedef void (*qe_wakeup_fn)(void *user);
+
+/* ---- What this build and machine can run ---- */
+
+typedef struct {
+    char *name;   /* "cpu", "cuda" */
+    char *device; /* "AMD EPYC, AVX-512, 2 threads"; empty when unavailable */
+    char *reason; /* why it cannot be used, one sentence; NULL when available */
+} qe_backend_desc;
+
+/* Returns (element-type qe_backend_desc): owned. */
+GPtrArray *qe_list_backends(void);
+const char *qe_version(void);
+
+/* ---- A model folder, read without loading it ---- */
+
+typedef struct {
+    char *name; /* display name */
+    char *dir;
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim, hidden, ffn, vocab, context_max;
+    bool tied_embeddings, has_thinking; /* has_thinking: the template knows thinking on and off */
+    uint64_t n_params, weight_bytes, kv_bytes_per_token;  /* KV in bf16 */
+    double temperature, top_p, min_p, repetition_penalty; /* generation_config.json's, or the neutral value */
+    uint32_t top_k;
+} qe_model_info;
+
+/* Validates the whole folder (every tensor's place and shape, tokenizer, template). Blocking. */
+qe_model_info *qe_model_info_new(const char *dir, GError **error);
+qe_model_info *qe_model_info_copy(const qe_model_info *info);
+void qe_model_info_free(qe_model_info *info);
+
+/* ---- Engine ---- */
+
+typedef enum { QE_KV_BF16 = 0, QE_KV_F32 = 1 } qe_kv_class;
+
+typedef struct {
+    const char *backend; /* NULL: the best available */
+    const char *isa;     /* CPU only; NULL: the best */
+    uint32_t n_threads;  /* 0: all cores */
+    qe_kv_class kv_class;
+    uint64_t kv_bytes_max;   /* 0: a default from the machine's memory */
+    uint32_t context_max;    /* tokens; 0: the model's */
+    uint32_t step_rows_max;  /* token rows in one step; 0: default */
+    uint32_t step_ms_shared; /* predicted length of a step while others wait; 0: 50 */
+    uint32_t step_ms_alone;  /* 0: default */
+    bool check_invariants;   /* run the KV checker after every step (always in debug builds) */
+    qe_wakeup_fn wakeup;     /* engine state or snapshot changed; may be NULL */
+    void *wakeup_user;
+} qe_engine_options;
+
+qe_engine *qe_engine_new(const qe_engine_options *options /* NULL: defaults */, GError **error);
+/* Cancels everything, stops the thread, waits for it. Requests stay readable until freed. NULL is fine. */
+void qe_engine_free(qe_engine *engine);
+
+typedef enum {
+    QE_ENGINE_EMPTY, /* no model */
+    QE_ENGINE_LOADING,
+    QE_ENGINE_READY,
+    QE_ENGINE_FAILED, /* the load failed; the error says why. Load again to leave it */
+    QE_ENGINE_LOST,   /* the device was lost; sessions keep their tokens. qe_engine_recover() */
+} qe_engine_state;
+
+typedef struct {
+    qe_engine_state state;
+    uint64_t load_done_bytes, load_total_bytes;
+    GError *error;        /* owned; FAILED and LOST */
+    qe_model_info *model; /* owned; READY and LOST, else NULL */
+    char *backend;        /* owned */
+    char *device;         /* owned */
+} qe_engine_status;
+
+void qe_engine_load(qe_engine *engine, const char *dir); /* frees the model before; sessions end */
+void qe_engine_unload(qe_engine *engine);
+void qe_engine_recover(
+    qe_engine *engine); /* LOST: reopens and reloads; turns prefill again from the kept tokens */
+void qe_engine_get_status(qe_engine *engine, qe_engine_status *out);
+void qe_engine_status_clear(qe_engine_status *status);
+bool qe_engine_wait_ready(
+    qe_engine *engine, GError **error); /* blocks until READY or FAILED; never on a UI thread */
+qe_tokenizer *qe_engine_dup_tokenizer(qe_engine *engine); /* NULL unless READY or LOST */
+
+/* ---- Sessions: one conversation's timeline of exact token ids and its KV pages ---- */
+
+/* Returns 0 with @error (QE_ERROR_BUSY past QE_SESSIONS_MAX, QE_ERROR_FAILED when no model is ready). */
+qe_session_id qe_engine_open_session(qe_engine *engine, GError **error);
+/* A new session that shares the parent's first @keep_messages messages (QE_KEEP_ALL: all) and their sealed pages. */
+qe_session_id qe_engine_fork_session(
+    qe_engine *engine, qe_session_id parent, uint32_t keep_messages, GError **error);
+void qe_engine_close_session(
+    qe_engine *engine, qe_session_id session); /* cancels its request; drops its pages */
+
+/* ---- Requests ---- */
+
+#define QE_KEEP_ALL UINT32_MAX
+
+typedef enum { QE_ROLE_SYSTEM, QE_ROLE_USER, QE_ROLE_ASSISTANT } qe_role;
+typedef struct {
+    qe_role role;
+    const char *text; /* UTF-8; ill-formed bytes become U+FFFD */
+    gssize n_bytes;   /* -1: up to the NUL */
+} qe_message;
+
+typedef enum { QE_THINKING_DEFAULT, QE_THINKING_ON, QE_THINKING_OFF } qe_thinking;
+
+typedef struct {
+    double temperature;        /* >= 0; 0 is greedy */
+    double top_p;              /* [0, 1]; 1: off */
+    double min_p;              /* [0, 1]; 0: off */
+    double repetition_penalty; /* > 0; 1: off */
+    double presence_penalty;   /* [-2, 2]; 0: off */
+    int64_t top_k;             /* <= 0: off */
+    uint64_t seed;
+    bool has_seed; /* false: the engine draws one and reports it in the receipt */
+} qe_sampling_params;
+
+/* The model's generation_config.json, else greedy. */
+void qe_sampling_params_init(qe_sampling_params *params, const qe_model_info *info);
+bool qe_sampling_params_check(
+    const qe_sampling_params *params, GError **error); /* names the field and its range */
+
+typedef struct {
+    qe_session_id session;
+    /* The prompt, one of: (a) @messages after the first @keep_messages of the session (the new turn; edit and
+     * regenerate keep fewer); (b) @messages as the whole conversation (@whole_history): the session keeps the longest
+     * common prefix of ids; (c) @ids: exact tokens as the whole timeline, no template. */
+    uint32_t keep_messages;
+    const qe_message *messages;
+    uint32_t n_messages;
+    bool whole_history;
+    const uint32_t *ids;
+    uint32_t n_ids;
+    qe_thinking thinking;
+    qe_sampling_params sampling;
+    uint32_t max_tokens;     /* 0: until the context is full */
+    const char *const *stop; /* NULL-terminated stop strings, or NULL */
+    bool ignore_eos;         /* benchmarks */
+    bool no_reuse;           /* prefill everything again (benchmarks, checks) */
+    uint32_t n_top;          /* report the n largest logits after the prompt; QE_TOP_MAX at most */
+    qe_wakeup_fn wakeup;     /* this request has news; may be NULL */
+    void *wakeup_user;
+} qe_generate_params;
+#define QE_TOP_MAX 1024
+
+void qe_generate_params_init(
+    qe_generate_params *params, const qe_model_info *info); /* defaults; keeps all messages */
+
+/* Everything in @params is copied. One request a session at a time (QE_ERROR_BUSY). Errors that need the engine thread
+ * (context length, out of pages) arrive as the request's state. Returns: owned. */
+qe_request *qe_engine_generate(qe_engine *engine, const qe_generate_params *params, GError **error);
+void qe_request_cancel(qe_request *request); /* acts within 100 ms; what was streamed stays in the session */
+qe_request *qe_request_ref(qe_request *request);
+void qe_request_unref(qe_request *request); /* does not cancel; NULL is fine */
+
+typedef enum { QE_REQUEST_QUEUED, QE_REQUEST_PREFILL, QE_REQUEST_DECODE, QE_REQUEST_DONE } qe_request_state;
+typedef enum {
+    QE_FINISH_NONE,
+    QE_FINISH_STOP,    /* an end-of-turn token or a stop string */
+    QE_FINISH_LENGTH,  /* max_tokens */
+    QE_FINISH_CONTEXT, /* the context is full */
+    QE_FINISH_CANCELLED,
+    QE_FINISH_ERROR, /* see error */
+} qe_finish;
+const char *qe_finish_name(
+    qe_finish finish); /* "stop", "length", "length", "cancelled", "error": OpenAI's words */
+
+typedef struct {
+    uint32_t n_prompt; /* tokens of the whole timeline before the reply */
+    uint32_t n_reused; /* of those, whose KV was there */
+    uint32_t n_new;    /* prefilled now: n_prompt - n_reused */
+    uint32_t
+        n_recomputed; /* of n_new: known tokens computed again (stripped reasoning, a dropped page, recovery) */
+    uint32_t n_generated;
+    int64_t
+        first_mismatch; /* token position where the kept prefix ended before the old timeline did; -1: none */
+    double queue_ms, first_token_ms, prefill_ms, decode_ms; /* first_token_ms: from the call */
+    double prefill_tokens_per_s, decode_tokens_per_s;
+    uint64_t seed;
+} qe_receipt;
+
+typedef struct {
+    uint32_t id;
+    float logit, logprob;
+} qe_top;
+
+typedef struct {
+    qe_request_state state;
+    uint32_t n_before;                /* QUEUED: requests ahead */
+    uint32_t n_prompt, n_prompt_done; /* done counts reused tokens too */
+    char *text;                       /* owned: the reply's new text since the last take; never NULL */
+    gsize n_text;
+    uint32_t *ids; /* owned: new generated ids since the last take, end token included */
+    uint32_t n_ids;
+    qe_receipt receipt; /* live while running, final when DONE */
+    qe_top *top;        /* owned: [n_top], once known; else NULL */
+    uint32_t n_top;
+    qe_finish finish; /* DONE only */
+    GError *error;    /* owned; QE_FINISH_ERROR only */
+} qe_update;
+
+/* Moves what is new into @out and returns whether anything changed since the last call. Never blocks on the engine. A
+ * reader that takes nothing pauses its request once QE_OUTBOX_BYTES of text wait; text is never dropped. */
+bool qe_request_take(qe_request *request, qe_update *out);
+void qe_update_clear(qe_update *update);
+/* Waits for news, at most @timeout_ms (-1: for ever). Not on a UI thread. */
+bool qe_request_wait(qe_request *request, int timeout_ms);
+
+/* Raw logits of positions [first, n_ids) for tests and the `logits` command: @out [n_ids - first, vocab] floats.
+ * Uses @session's cache (0: a throw-away session). Blocking. */
+bool qe_engine_eval(qe_engine *engine, qe_session_id session, const uint32_t *ids, uint32_t n_ids,
+    uint32_t first, float *out, GError **error);
+
+/* ---- Snapshot: what the cache panel shows. Immutable, reference-counted, published at most 10 times a second ---- */
+
+typedef enum { QE_TIER_GPU, QE_TIER_HOST, QE_TIER_DISK, QE_N_TIERS } qe_tier;
+
+typedef struct {
+    bool present;
+    char *reason; /* why not present, one sentence ("This build has no CUDA module."); NULL when present */
+    uint32_t n_pages_used, n_pages_shared, n_pages_max;
+    uint64_t bytes_used, bytes_max, bytes_reserved; /* reserved: taken from the system so far */
+} qe_tier_view;
+
+enum { QE_CELL_TIER_MASK = 0x3, QE_CELL_TAIL = 0x4, QE_CELL_SHARED = 0x8 };
+typedef struct {
+    uint8_t flags;    /* qe_tier in the low bits, QE_CELL_* */
+    uint8_t n_refs;   /* sessions that share the page, 255 and up saturates */
+    uint8_t n_tokens; /* filled slots, 1..16 */
+    uint8_t reserved;
+} qe_cell;
+
+typedef struct {
+    qe_session_id id;
+    uint32_t n_tokens, n_pages, n_pages_shared;
+    uint64_t bytes;
+    bool running;
+    const qe_cell *cells; /* [n_pages], token order */
+} qe_session_view;
+
+typedef struct {
+    uint64_t serial; /* grows with every publication */
+    uint32_t page_tokens;
+    uint64_t page_bytes;
+    qe_tier_view tiers[QE_N_TIERS];
+    uint32_t n_sessions;
+    const qe_session_view *sessions; /* by id */
+    uint32_t n_running, n_queued;
+    double prefill_tokens_per_s, decode_tokens_per_s; /* over the last second; 0 when idle */
+    uint32_t n_history;
+    const uint32_t *history; /* [n_history <= 300] pages used, one a second, oldest first */
+} qe_snapshot;
+
+const qe_snapshot *qe_engine_dup_snapshot(qe_engine *engine); /* never NULL */
+void qe_snapshot_unref(const qe_snapshot *snapshot);
+
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_engine, qe_engine_free)
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_request, qe_request_unref)
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_model_info, qe_model_info_free)
+
+G_END_DECLS
