@@ -121,9 +121,9 @@ static bool check_architecture(const qe_json_view *view, GError **error)
         if (strcmp(json_node_get_string(item), "Qwen3ForCausalLM") == 0)
             return true;
     }
-    const char *first = json_node_get_string(json_array_get_element(names, 0));
+    g_autofree char *first = qe_json_excerpt(json_node_get_string(json_array_get_element(names, 0)));
     g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
-        "%s: architectures has \"%.60s\", not \"Qwen3ForCausalLM\": %s", view->label, first, only);
+        "%s: architectures has \"%s\", not \"Qwen3ForCausalLM\": %s", view->label, first, only);
     return false;
 }
 
@@ -139,9 +139,10 @@ static bool check_window(const qe_json_view *view, uint32_t n_layers, GError **e
             JsonNode *item = json_array_get_element(json_node_get_array(node), i);
             bool is_string = JSON_NODE_HOLDS_VALUE(item) && json_node_get_value_type(item) == G_TYPE_STRING;
             if (!is_string || strcmp(json_node_get_string(item), "full_attention") != 0) {
+                g_autofree char *found = qe_json_excerpt(is_string ? json_node_get_string(item) : "?");
                 g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
-                    "%s: layer_types[%u] is \"%.40s\": every layer must be \"full_attention\"", view->label,
-                    i, is_string ? json_node_get_string(item) : "?");
+                    "%s: layer_types[%u] is \"%s\": every layer must be \"full_attention\"", view->label, i,
+                    found);
                 return false;
             }
         }

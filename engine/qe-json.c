@@ -431,8 +431,9 @@ static bool scan_document(qe_json_reader *reader, qe_json_flags flags, GError **
             if (*set == NULL)
                 *set = g_hash_table_new_full(g_str_hash, g_str_equal, g_free, NULL);
             if (!g_hash_table_add(*set, g_strdup(reader->text->str))) {
-                g_set_error(error, QE_ERROR, QE_ERROR_FORMAT, "%s: the key \"%.80s\" is there twice",
-                    reader->label, reader->text->str);
+                g_autofree char *key = qe_json_excerpt(reader->text->str);
+                g_set_error(error, QE_ERROR, QE_ERROR_FORMAT, "%s: the key \"%s\" is there twice",
+                    reader->label, key);
                 break;
             }
         }
@@ -483,6 +484,14 @@ bool qe_json_has(const qe_json_view *view, const char *field)
     return member(view, field) != NULL;
 }
 
+char *qe_json_excerpt(const char *text)
+{
+    if (g_utf8_strlen(text, -1) <= 60)
+        return g_strdup(text);
+    g_autofree char *head = g_utf8_substring(text, 0, 60);
+    return g_strconcat(head, "...", NULL);
+}
+
 static char *describe_node(JsonNode *node)
 {
     if (node == NULL)
@@ -504,10 +513,8 @@ static char *describe_node(JsonNode *node)
     }
     default: {
         const char *text = json_node_get_string(node);
-        if (g_utf8_strlen(text, -1) <= 60)
-            return g_strdup_printf("\"%s\"", text);
-        g_autofree char *head = g_utf8_substring(text, 0, 60);
-        return g_strdup_printf("\"%s\" and more", head);
+        g_autofree char *head = qe_json_excerpt(text);
+        return g_strdup_printf("\"%s\"", head);
     }
     }
 }

@@ -107,4 +107,7 @@ bool qe_json_has(const qe_json_view *view, const char *field);
 /* A few words for messages: what the member is ("the number 7", "a list"). Owned. */
 char *qe_json_describe(const qe_json_view *view, const char *field);
 
+/* The first characters of @text, for messages: long text ends in "...", never inside a character. Owned. */
+char *qe_json_excerpt(const char *text);
+
 G_END_DECLS

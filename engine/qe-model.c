@@ -66,9 +66,10 @@ static bool parse_weight_map(qe_json_reader *reader, const char *label, GHashTab
             if (token != QE_JSON_STRING)
                 break;
             if (!is_plain_file_name(reader->text->str)) {
+                g_autofree char *found = qe_json_excerpt(reader->text->str);
                 g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
-                    "%s: weight_map: tensor %s: expected the name of a file in this folder, found \"%.80s\"",
-                    label, tensor, reader->text->str);
+                    "%s: weight_map: tensor %s: expected the name of a file in this folder, found \"%s\"",
+                    label, tensor, found);
                 return false;
             }
             g_hash_table_insert(map, g_steal_pointer(&tensor), g_strdup(reader->text->str));

@@ -88,9 +88,9 @@ static bool parse_dtype(const qe_safetensors *self, qe_json_reader *reader, qe_j
             return true;
         }
     }
+    g_autofree char *found = qe_json_excerpt(reader->text->str);
     g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
-        "%s: tensor %s: dtype \"%.40s\" is not known to this build", self->path, tensor->name,
-        reader->text->str);
+        "%s: tensor %s: dtype \"%s\" is not known to this build", self->path, tensor->name, found);
     return false;
 }
 
@@ -158,9 +158,10 @@ static bool parse_tensor(qe_safetensors *self, qe_json_reader *reader, GError **
     static const char *const fields[] = {"dtype", "shape", "data_offsets"};
     if (reader->text->len > QE_SAFETENSORS_NAME_BYTES_MAX ||
         self->tensors->len >= QE_SAFETENSORS_TENSORS_MAX) {
+        g_autofree char *name = qe_json_excerpt(reader->text->str);
         g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
-            "%s: tensor %.40s: expected at most %u tensors with names of at most %u bytes", self->path,
-            reader->text->str, QE_SAFETENSORS_TENSORS_MAX, QE_SAFETENSORS_NAME_BYTES_MAX);
+            "%s: tensor %s: expected at most %u tensors with names of at most %u bytes", self->path, name,
+            QE_SAFETENSORS_TENSORS_MAX, QE_SAFETENSORS_NAME_BYTES_MAX);
         return false;
     }
     qe_safetensor tensor = {.name = g_string_chunk_insert(self->names, reader->text->str)};

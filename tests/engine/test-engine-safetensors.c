@@ -356,6 +356,27 @@ static void test_json_grammar(void)
     g_assert_nonnull(object);
 }
 
+/* Messages quote at most 60 characters of foreign text, and never half of one. */
+static void test_excerpts(void)
+{
+    GString *text = g_string_new("{");
+    for (int copy = 0; copy < 2; copy++) {
+        g_string_append(text, copy == 0 ? "\"" : ",\"");
+        for (int i = 0; i < 100; i++)
+            g_string_append(text, "\xe4\xb8\xad");
+        g_string_append(text, "\":1");
+    }
+    g_string_append_c(text, '}');
+    g_autoptr (GError)
+        error = NULL;
+    g_assert_null(qe_json_parse("x.json", text->str, text->len, QE_JSON_DEFAULT, &error));
+    g_assert_true(g_utf8_validate(error->message, -1, NULL));
+    g_assert_cmpint(g_utf8_strlen(error->message, -1), <, 100);
+    g_string_free(text, TRUE);
+    g_autofree char *all = qe_json_excerpt("short");
+    g_assert_cmpstr(all, ==, "short");
+}
+
 static void test_file_bounds(void)
 {
     g_autofree char *path = write_file("twelve.json", "{\"a\":12345}\n", 12);
@@ -385,6 +406,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/safetensors/cut-and-flipped", test_cut_and_flipped);
     g_test_add_func("/engine/json/depth", test_depth);
     g_test_add_func("/engine/json/grammar", test_json_grammar);
+    g_test_add_func("/engine/json/excerpts", test_excerpts);
     g_test_add_func("/engine/json/file-bounds", test_file_bounds);
     int rc = g_test_run();
     static const char *const files[] = {
