@@ -1,4 +1,7 @@
 /* qe-error.c: registers the engine's error domain. */
 #include "engine/qe-error.h"
 
-G_DEFINE_QUARK(qe-error-quark, qe_error)
+GQuark qe_error_quark(void)
+{
+    return g_quark_from_static_string("qe-error-quark");
+}

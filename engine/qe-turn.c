@@ -95,10 +95,10 @@ static bool append_kept(
             return false;
         if (!strip)
             g_array_append_vals(e->ids, reply, n_reply);
-        if (!closed && !qe_template_append_close(core->tmpl, state == QE_TURN_COMPLETE, e->ids, error))
-            return false;
         if (changed)
             e->n_stripped += e->ids->len - before;
+        if (!closed && !qe_template_append_close(core->tmpl, state == QE_TURN_COMPLETE, e->ids, error))
+            return false;
         state = changed ? QE_TURN_STRIPPED : QE_TURN_COMPLETE;
     }
     uint32_t text_begin = changed ? begin + (reply_begin - turn->begin) : begin + (turn->text_begin - turn->begin);
@@ -149,8 +149,9 @@ static bool edit_kept(
     e->cut += n_same;
     if (n_same)
         g_array_remove_range(e->ids, 0, n_same);
-    /* Tokens of a stripped reply that are kept were not put again. */
-    e->n_stripped = MIN(e->n_stripped, e->ids->len);
+    /* Of a stripped reply, what equals the long form is kept and not put again. */
+    uint32_t n_again = e->ids->len;
+    e->n_stripped = MIN(e->n_stripped, n_again);
     return true;
 }
 

@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Counts a test run from Meson's JUnit log, down to the single TAP case.
+
+    summary.py LOG EXIT_STATUS     prints "passed failed skipped"; a failing run without a failed case counts one
+    summary.py --add FILE...       adds such lines up, prints "N passed, N failed, N skipped", exits 1 on failures
+"""
+import sys
+import xml.etree.ElementTree as ET
+
+
+def count(log, status):
+    passed = failed = skipped = 0
+    try:
+        suites = ET.parse(log).getroot().iter("testsuite")
+    except (OSError, ET.ParseError) as e:
+        print(f"summary: {log}: {e}", file=sys.stderr)
+        return 0, 1, 0
+    for suite in suites:
+        for case in suite.iter("testcase"):
+            if case.find("failure") is not None or case.find("error") is not None:
+                failed += 1
+            elif case.find("skipped") is not None:
+                skipped += 1
+            else:
+                passed += 1
+    if status != 0 and failed == 0:
+        failed = 1
+    return passed, failed, skipped
+
+
+def main():
+    if sys.argv[1] == "--add":
+        rows = [[int(x) for x in open(f).read().split()] for f in sys.argv[2:]]
+        passed, failed, skipped = (sum(c) for c in zip(*rows))
+        print(f"{passed} passed, {failed} failed, {skipped} skipped")
+        sys.exit(1 if failed or not passed else 0)
+    print(*count(sys.argv[1], int(sys.argv[2])))
+
+
+main()
