@@ -37,7 +37,8 @@ typedef enum { QE_TEMPLATE_DEFAULT, QE_TEMPLATE_THINK, QE_TEMPLATE_NO_THINK } qe
 
 /* Reads chat_template.jinja, else "chat_template" of tokenizer_config.json in @dir. @tokenizer: a reference is taken.
  * QE_ERROR_FILE or _FORMAT: no template, or not readable; QE_ERROR_UNSUPPORTED: another family's. Returns: owned. */
-qe_template *qe_template_new(const char *dir, qe_tokenizer *tokenizer, GError **error) G_GNUC_WARN_UNUSED_RESULT;
+qe_template *qe_template_new(
+    const char *dir, qe_tokenizer *tokenizer, GError **error) G_GNUC_WARN_UNUSED_RESULT;
 void qe_template_free(qe_template *self); /* NULL is fine */
 
 bool qe_template_has_thinking(const qe_template *self);     /* thinking on and off make a difference */
@@ -47,17 +48,18 @@ int64_t qe_template_eos_id(const qe_template *self);        /* tokenizer_config.
 uint32_t qe_template_n_reply_prefix(const qe_template *self); /* ids of "<|im_start|>assistant\n" */
 
 /* A whole closed message. @text may hold NUL and ill-formed bytes (they become U+FFFD). Appends to @ids (uint32_t). */
-bool qe_template_append_message(const qe_template *self, qe_template_role role, const char *text, gsize n_bytes,
-    GArray *ids, GError **error);
+bool qe_template_append_message(const qe_template *self, qe_template_role role, const char *text,
+    gsize n_bytes, GArray *ids, GError **error);
 /* What stands before the reply. */
-bool qe_template_append_generation(const qe_template *self, qe_template_thinking thinking, GArray *ids, GError **error);
+bool qe_template_append_generation(
+    const qe_template *self, qe_template_thinking thinking, GArray *ids, GError **error);
 /* What stands between a generated reply and the next message. @ended: the reply's last id is qe_template_end_id(). */
 bool qe_template_append_close(const qe_template *self, bool ended, GArray *ids, GError **error);
 
 /* The ids of a reply (from its prefix on, its end token included when there is one) as later turns contain them.
  * Returns in *@changed whether anything was left out. Ids after the cut are kept as generated. */
-bool qe_template_strip_reply(const qe_template *self, const uint32_t *ids, uint32_t n_ids, GArray *out, bool *changed,
-    GError **error);
+bool qe_template_strip_reply(
+    const qe_template *self, const uint32_t *ids, uint32_t n_ids, GArray *out, bool *changed, GError **error);
 
 typedef struct {
     qe_template_role role;
