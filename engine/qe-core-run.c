@@ -163,8 +163,8 @@ static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens)
 static uint32_t promised_tokens(const qe_core *core, const qe_request *request)
 {
     uint32_t n_ids = qe_session_n_ids(request->timeline->session);
-    uint32_t n_reply = request->max_tokens ? request->n_generate_max
-                                           : MIN(request->n_generate_max, QE_KV_RESERVE_TOKENS);
+    uint32_t n_reply =
+        request->max_tokens ? request->n_generate_max : MIN(request->n_generate_max, QE_KV_RESERVE_TOKENS);
     if (request->is_eval)
         n_reply = 0;
     uint64_t n = MAX((uint64_t)request->n_prompt + n_reply, n_ids);
@@ -349,8 +349,7 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
         request->history_set = true;
     }
     const uint32_t *ids = c->from_slot ? NULL : qe_session_ids(session) + request->pos;
-    qe_steps_add(
-        core->steps, &member, ids, request->slot, &sampling, core->pool, qe_session_pages(session));
+    qe_steps_add(core->steps, &member, ids, request->slot, &sampling, core->pool, qe_session_pages(session));
     request->pos += item->n_rows;
     request->n_unread += member.samples;
     return true;
@@ -479,7 +478,8 @@ static void accept_token(qe_core *core, qe_request *request, uint32_t id)
 
     bool ends = !request->ignore_eos && qe_eos_list_contains(&core->eos, id);
     qe_turn_extend(core, t, request, ends);
-    g_autoptr(GString) text = g_string_new(NULL);
+    g_autoptr (GString)
+        text = g_string_new(NULL);
     bool stopped = qe_reply_push(request->reply, id, text);
     qe_outbox_push(request->outbox, text->str, text->len, &id, 1);
     if (qe_outbox_is_full(request->outbox)) {
@@ -490,8 +490,7 @@ static void accept_token(qe_core *core, qe_request *request, uint32_t id)
     if (ends || stopped)
         qe_core_finish(core, request, QE_FINISH_STOP, NULL);
     else if (request->n_generated >= request->n_generate_max)
-        qe_core_finish(
-            core, request, request->max_is_context ? QE_FINISH_CONTEXT : QE_FINISH_LENGTH, NULL);
+        qe_core_finish(core, request, request->max_is_context ? QE_FINISH_CONTEXT : QE_FINISH_LENGTH, NULL);
 }
 
 /* The K and V of a row that gave NaN may be no better: nothing of this session's cache is used again. */
@@ -544,7 +543,8 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
 /* The checker over the pool and every session: a broken invariant is a bug, and going on would corrupt replies. */
 static void check_all(qe_core *core)
 {
-    g_autoptr(GError) error = NULL;
+    g_autoptr (GError)
+        error = NULL;
     uint32_t n = qe_kv_pool_n_reserved(core->pool);
     g_autofree uint32_t *counts = g_new0(uint32_t, MAX(n, 1));
     GHashTableIter iter;

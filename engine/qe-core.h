@@ -23,11 +23,12 @@ G_BEGIN_DECLS
 typedef struct qe_timeline {
     uint64_t id;
     qe_session *session;
-    qe_request *request;  /* one reference: the one that waits or runs; NULL when idle */
-    uint64_t last_used;   /* the core's clock: idle sessions give their pages oldest first */
-    uint32_t n_computed;  /* the first n ids had their KV computed at some time: what lies past n_cached is recomputed */
-    GError *broken;       /* the fork that should have made it failed; its first request says so */
-    bool temporary;       /* an eval without a session */
+    qe_request *request; /* one reference: the one that waits or runs; NULL when idle */
+    uint64_t last_used;  /* the core's clock: idle sessions give their pages oldest first */
+    uint32_t
+        n_computed; /* the first n ids had their KV computed at some time: what lies past n_cached is recomputed */
+    GError *broken; /* the fork that should have made it failed; its first request says so */
+    bool temporary; /* an eval without a session */
 } qe_timeline;
 
 typedef struct qe_core qe_core;
@@ -56,7 +57,7 @@ struct qe_core {
     qe_eos_list eos;
     qe_kv_pool *pool;
     uint32_t context_max; /* tokens */
-    uint32_t capacity;    /* tokens that one session can hold: context_max, or all pages when they are fewer */
+    uint32_t capacity; /* tokens that one session can hold: context_max, or all pages when they are fewer */
     /* The device part. */
     qk_backend *backend;
     qk_model *device_model;
@@ -72,7 +73,7 @@ struct qe_core {
     uint64_t clock, next_serial;
     uint64_t next_temporary; /* ids of temporary timelines, from the top */
     uint32_t rotate;
-    GError *lost; /* the device was lost; cleared by recovery */
+    GError *lost;        /* the device was lost; cleared by recovery */
     GArray *page_counts; /* uint32_t scratch */
 };
 

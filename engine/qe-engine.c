@@ -38,7 +38,7 @@ struct qe_engine {
     GHashTable *sessions; /* id -> session_entry */
     uint64_t next_session;
 
-    qe_core core; /* engine thread */
+    qe_core core;         /* engine thread */
     uint64_t load_serial; /* engine thread: of the load at work */
     gint64 last_progress;
 };

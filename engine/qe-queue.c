@@ -50,7 +50,8 @@ bool qe_queue_push(qe_queue *self, qe_command *command, bool force, GError **err
     if (self->closed) {
         g_set_error(error, QE_ERROR, QE_ERROR_FAILED, "The engine is shutting down");
     } else if (!force && g_queue_get_length(&self->commands) >= QE_COMMANDS_MAX) {
-        g_set_error(error, QE_ERROR, QE_ERROR_BUSY, "%u commands wait for the engine already", QE_COMMANDS_MAX);
+        g_set_error(
+            error, QE_ERROR, QE_ERROR_BUSY, "%u commands wait for the engine already", QE_COMMANDS_MAX);
     } else {
         g_queue_push_tail(&self->commands, command);
         g_cond_signal(&self->cond);

@@ -24,11 +24,11 @@ typedef enum {
 
 typedef struct {
     qe_command_kind kind;
-    uint64_t serial;  /* LOAD, UNLOAD, RECOVER: which call; a later one makes it stale */
-    char *dir;        /* LOAD: owned */
+    uint64_t serial; /* LOAD, UNLOAD, RECOVER: which call; a later one makes it stale */
+    char *dir;       /* LOAD: owned */
     uint64_t session, parent;
     uint32_t keep_messages;
-    void *request;    /* GENERATE: one reference to a qe_request */
+    void *request; /* GENERATE: one reference to a qe_request */
 } qe_command;
 
 typedef struct qe_queue qe_queue;

@@ -46,12 +46,14 @@ static bool check_params(const qe_generate_params *params, GError **error)
         return false;
     }
     if (params->n_top > QE_TOP_MAX) {
-        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "n_top must be at most %d, not %u", QE_TOP_MAX, params->n_top);
+        g_set_error(
+            error, QE_ERROR, QE_ERROR_INVALID, "n_top must be at most %d, not %u", QE_TOP_MAX, params->n_top);
         return false;
     }
     guint n_stop = params->stop ? g_strv_length((char **)params->stop) : 0;
     if (n_stop > QE_STOP_STRINGS_MAX) {
-        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "At most %u stop strings, not %u", QE_STOP_STRINGS_MAX, n_stop);
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "At most %u stop strings, not %u", QE_STOP_STRINGS_MAX,
+            n_stop);
         return false;
     }
     for (guint i = 0; i < n_stop; i++) {

@@ -46,19 +46,19 @@ struct qe_request {
     float *eval_out;
 
     /* Engine thread. */
-    uint64_t serial;                /* order of arrival */
-    struct qe_timeline *timeline;   /* borrowed; NULL before the prompt is there and after the end */
+    uint64_t serial;              /* order of arrival */
+    struct qe_timeline *timeline; /* borrowed; NULL before the prompt is there and after the end */
     qe_request_state state;
-    bool paused;                    /* its outbox is full */
-    uint32_t epoch;                 /* grows whenever planned positions stop to count */
-    uint32_t slot;                  /* QK_NO_SLOT unless running */
-    uint32_t pos;                   /* next position to plan */
-    uint32_t n_unread;              /* tokens drawn by steps in flight */
-    bool history_set;               /* the slot has this request's penalty history */
+    bool paused;       /* its outbox is full */
+    uint32_t epoch;    /* grows whenever planned positions stop to count */
+    uint32_t slot;     /* QK_NO_SLOT unless running */
+    uint32_t pos;      /* next position to plan */
+    uint32_t n_unread; /* tokens drawn by steps in flight */
+    bool history_set;  /* the slot has this request's penalty history */
     bool top_known, reuse_counted;
     uint32_t n_prompt, n_generated, n_generate_max;
-    bool max_is_context;            /* n_generate_max comes from the context, not from max_tokens */
-    uint32_t n_stripped;            /* tokens of earlier replies that were put again without reasoning */
+    bool max_is_context; /* n_generate_max comes from the context, not from max_tokens */
+    uint32_t n_stripped; /* tokens of earlier replies that were put again without reasoning */
     gint64 admitted, first_token, last_token, last_progress;
     qe_receipt receipt;
     qe_reply *reply; /* ids to text; owned */

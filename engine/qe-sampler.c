@@ -14,7 +14,8 @@ void qe_sampling_params_init(qe_sampling_params *params, const qe_model_info *in
     params->repetition_penalty = info->repetition_penalty;
 }
 
-static bool check_range(const char *name, double value, double low, double high, bool open_low, GError **error)
+static bool check_range(
+    const char *name, double value, double low, double high, bool open_low, GError **error)
 {
     bool ok = isfinite(value) && (open_low ? value > low : value >= low) && value <= high;
     if (!ok) {

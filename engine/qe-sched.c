@@ -10,7 +10,7 @@
 #include "engine/qe-limits.h"
 
 /* Old steps count for this much less with each new one, so the fit follows a machine that gets busy within ~50 steps. */
-#define FORGET 0.98
+#define FORGET       0.98
 #define PRIOR_WEIGHT 0.05
 
 void qe_cost_init(qe_cost *cost, uint64_t weight_bytes, uint64_t n_params, uint64_t attend_flops_per_key)
@@ -109,7 +109,8 @@ void qe_cost_observe(qe_cost *cost, double rows, double attended, double ms)
 }
 
 /* The most rows of a prompt at @start that keep the step within @ms_max. The time grows with the rows: bisection. */
-static uint32_t rows_within(const qe_cost *cost, double ms_max, double rows, double attended, uint32_t start, uint32_t n)
+static uint32_t rows_within(
+    const qe_cost *cost, double ms_max, double rows, double attended, uint32_t start, uint32_t n)
 {
     uint32_t lo = 0, hi = n;
     while (lo < hi) {
@@ -132,7 +133,8 @@ double qe_sched_plan(
         items[k].n_rows = 0;
     for (uint32_t k = 0; k < n; k++) {
         qe_sched_item *item = &items[(k + rotate) % n];
-        if (!item->decode || rows == limits->rows_max || seqs == limits->seqs_max || outputs == limits->outputs_max)
+        if (!item->decode || rows == limits->rows_max || seqs == limits->seqs_max ||
+            outputs == limits->outputs_max)
             continue;
         item->n_rows = 1;
         attended += qe_cost_attended(item->start, 1);

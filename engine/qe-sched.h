@@ -10,10 +10,10 @@
 G_BEGIN_DECLS
 
 typedef struct {
-    double a, b, c;    /* ms, ms a row, ms a row and key; all >= 0 */
-    double prior[3];   /* where the fit is pulled to while little is known */
-    double xx[3][3];   /* decayed sums of x x^T */
-    double xy[3];      /* decayed sums of x y */
+    double a, b, c;  /* ms, ms a row, ms a row and key; all >= 0 */
+    double prior[3]; /* where the fit is pulled to while little is known */
+    double xx[3][3]; /* decayed sums of x x^T */
+    double xy[3];    /* decayed sums of x y */
     uint64_t n_steps;
 } qe_cost;
 

@@ -24,7 +24,7 @@ struct qe_steps {
     qk_context_params params;
     lane lanes[2];
     uint32_t oldest, n_in_flight;
-    bool held;        /* lanes[oldest ^ 1]'s members of the last wait are still referenced */
+    bool held; /* lanes[oldest ^ 1]'s members of the last wait are still referenced */
     uint32_t held_lane;
     gint64 last_done; /* when the step before was done */
 };
@@ -137,7 +137,8 @@ uint32_t qe_steps_n_rows(const qe_steps *self)
     return qk_step_plan(l->step)->n_rows;
 }
 
-static uint32_t add_output(qk_plan *plan, uint32_t row, uint32_t flags, uint32_t slot, const qk_sampling *sampling)
+static uint32_t add_output(
+    qk_plan *plan, uint32_t row, uint32_t flags, uint32_t slot, const qk_sampling *sampling)
 {
     qk_output *output = &plan->outputs[plan->n_outputs];
     *output = (qk_output){.row = row, .flags = flags, .slot = slot};

@@ -17,7 +17,7 @@ struct qe_request;
 /* One sequence of a step, and what to do with its results. */
 typedef struct {
     struct qe_request *request; /* one reference while the step is in flight */
-    uint32_t epoch;             /* of the request when it was planned; results of an older epoch do not count */
+    uint32_t epoch; /* of the request when it was planned; results of an older epoch do not count */
     uint32_t start, n_rows;
     bool decode;            /* the row advances a running reply; else prompt rows */
     bool samples;           /* its last row draws a token */

@@ -13,9 +13,9 @@
 #include "engine/qe-limits.h"
 
 typedef struct {
-    uint32_t cut;    /* ids before it stay */
-    GArray *ids;     /* uint32_t: appended after the cut */
-    GArray *turns;   /* qe_turn: appended; the first may be the last one that stays, grown */
+    uint32_t cut;  /* ids before it stay */
+    GArray *ids;   /* uint32_t: appended after the cut */
+    GArray *turns; /* qe_turn: appended; the first may be the last one that stays, grown */
     uint32_t n_stripped;
 } edit;
 
@@ -52,8 +52,8 @@ static const uint32_t *reply_ids(
     const uint32_t *ids = qe_session_ids(session);
     uint32_t end = turn->end;
     *begin = MIN(turn->begin + qe_template_n_reply_prefix(core->tmpl), turn->text_begin);
-    if (turn->state == QE_TURN_OPEN && end > turn->text_begin && qe_eos_list_contains(&core->eos, ids[end - 1]) &&
-        ids[end - 1] != qe_template_end_id(core->tmpl))
+    if (turn->state == QE_TURN_OPEN && end > turn->text_begin &&
+        qe_eos_list_contains(&core->eos, ids[end - 1]) && ids[end - 1] != qe_template_end_id(core->tmpl))
         end--;
     *n = end - *begin;
     return ids + *begin;
@@ -101,7 +101,8 @@ static bool append_kept(
             return false;
         state = changed ? QE_TURN_STRIPPED : QE_TURN_COMPLETE;
     }
-    uint32_t text_begin = changed ? begin + (reply_begin - turn->begin) : begin + (turn->text_begin - turn->begin);
+    uint32_t text_begin =
+        changed ? begin + (reply_begin - turn->begin) : begin + (turn->text_begin - turn->begin);
     add_turn(e, turn->role, state, begin, text_begin);
     qe_turn *added = &g_array_index(e->turns, qe_turn, e->turns->len - 1);
     added->text_hash = turn->text_hash;
@@ -110,7 +111,8 @@ static bool append_kept(
 }
 
 /* Whether stripping would change turn @i. */
-static bool strip_changes(const qe_core *core, const qe_session *session, uint32_t i, bool *changes, GError **error)
+static bool strip_changes(
+    const qe_core *core, const qe_session *session, uint32_t i, bool *changes, GError **error)
 {
     const qe_turn *turn = qe_session_turn(session, i);
     *changes = false;
@@ -118,7 +120,8 @@ static bool strip_changes(const qe_core *core, const qe_session *session, uint32
         return true;
     uint32_t begin, n;
     const uint32_t *reply = reply_ids(core, session, turn, &begin, &n);
-    g_autoptr(GArray) out = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_autoptr (GArray)
+        out = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     return qe_template_strip_reply(core->tmpl, reply, n, out, changes, error);
 }
 
@@ -267,24 +270,25 @@ static bool check_edit(const qe_core *core, const edit *e, GError **error)
 {
     uint32_t n = edit_end(e), vocab = qe_model_get_config(core->model)->vocab;
     if (n > core->context_max) {
-        g_set_error(error, QE_ERROR, QE_ERROR_CONTEXT_LENGTH, "The prompt has %u tokens, the context holds %u", n,
-            core->context_max);
+        g_set_error(error, QE_ERROR, QE_ERROR_CONTEXT_LENGTH,
+            "The prompt has %u tokens, the context holds %u", n, core->context_max);
         return false;
     }
     if (n > core->capacity) {
         uint32_t n_pages = (n + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
         uint64_t page_bytes = qe_kv_pool_page_bytes(core->pool);
         g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
-            "The prompt's %u tokens need %u KV pages (%" G_GUINT64_FORMAT " bytes), the limit is %u (%" G_GUINT64_FORMAT
-            " bytes)",
-            n, n_pages, n_pages * page_bytes, qe_kv_pool_n_max(core->pool), qe_kv_pool_n_max(core->pool) * page_bytes);
+            "The prompt's %u tokens need %u KV pages (%" G_GUINT64_FORMAT
+            " bytes), the limit is %u (%" G_GUINT64_FORMAT " bytes)",
+            n, n_pages, n_pages * page_bytes, qe_kv_pool_n_max(core->pool),
+            qe_kv_pool_n_max(core->pool) * page_bytes);
         return false;
     }
     for (guint i = 0; i < e->ids->len; i++) {
         uint32_t id = g_array_index(e->ids, uint32_t, i);
         if (id >= vocab) {
-            g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "Token %u of the prompt is id %u; the model has %u",
-                e->cut + i, id, vocab);
+            g_set_error(error, QE_ERROR, QE_ERROR_INVALID,
+                "Token %u of the prompt is id %u; the model has %u", e->cut + i, id, vocab);
             return false;
         }
     }
