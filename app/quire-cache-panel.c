@@ -522,9 +522,11 @@ static void
 setup_cell_cb (GtkSignalListItemFactory *factory, GtkListItem *item, gpointer column)
 {
   gboolean is_text = GPOINTER_TO_INT (column) == COLUMN_CHAT;
+  GtkLabel *label = label_new ("", is_text ? "caption" : "caption numeric", is_text ? 0 : 1);
 
-  gtk_list_item_set_child (
-      item, GTK_WIDGET (label_new ("", is_text ? "caption" : "caption numeric", is_text ? 0 : 1)));
+  if (!is_text) /* figures are never cut */
+    gtk_label_set_ellipsize (label, PANGO_ELLIPSIZE_NONE);
+  gtk_list_item_set_child (item, GTK_WIDGET (label));
 }
 
 static void

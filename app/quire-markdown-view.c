@@ -131,7 +131,7 @@ row_new (const QuireBlock *block)
       gtk_widget_add_css_class (marker, "numeric");
       gtk_widget_set_size_request (marker, INDENT_PX - 6, -1);
       gtk_widget_set_margin_start (marker, (int)indent);
-      gtk_widget_set_valign (marker, GTK_ALIGN_BASELINE);
+      gtk_widget_set_valign (marker, GTK_ALIGN_START);
       gtk_label_set_xalign (GTK_LABEL (marker), 1);
       gtk_box_append (GTK_BOX (row), marker);
       if (block->marker != NULL)

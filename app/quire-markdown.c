@@ -1,6 +1,6 @@
 /* quire-markdown.c: md4c's events become a flat list of blocks. See quire-markdown.h.
  *
- * Inline text goes into one markup string per block. Spans open and close as they come; md4c guarantees that they nest.
+ * Inline text goes into one markup string per block. Spans are kept on a stack, so that the markup nests whatever comes.
  */
 #include "app/quire-markdown.h"
 
@@ -25,7 +25,7 @@ typedef struct
   gboolean in_code; /* a code block */
   gboolean open;    /* inline text that belongs to a block not yet emitted */
   QuireBlock *table;
-  GQueue links; /* whether each open link was written */
+  GArray *spans; /* MD_SPANTYPE of those that are open in the markup */
 } Parser;
 
 static QuireBlock *
@@ -41,11 +41,43 @@ add_block (Parser *p, QuireBlockKind kind)
   return block;
 }
 
+static const char *
+span_end (MD_SPANTYPE type)
+{
+  switch (type)
+    {
+    case MD_SPAN_EM:
+      return "</i>";
+    case MD_SPAN_STRONG:
+      return "</b>";
+    case MD_SPAN_DEL:
+      return "</s>";
+    case MD_SPAN_CODE:
+      return "</tt>";
+    default:
+      return "</a>";
+    }
+}
+
+/* Closes spans until @n are left open. */
+static void
+close_spans (Parser *p, guint n)
+{
+  while (p->spans->len > n)
+    {
+      g_string_append (p->inline_markup,
+                       span_end (g_array_index (p->spans, MD_SPANTYPE, p->spans->len - 1)));
+      g_array_set_size (p->spans, p->spans->len - 1);
+    }
+}
+
 static char *
 take_markup (Parser *p)
 {
-  char *markup = g_strdup (p->inline_markup->str);
+  char *markup;
 
+  close_spans (p, 0);
+  markup = g_strdup (p->inline_markup->str);
   g_string_truncate (p->inline_markup, 0);
   p->open = FALSE;
   return markup;
@@ -146,7 +178,7 @@ on_enter_block (MD_BLOCKTYPE type, void *detail, void *user_data)
         guint column = p->table->n_columns > 0 ? p->table->cells->len % p->table->n_columns : 0;
 
         p->table->aligns[column] = align == MD_ALIGN_CENTER ? 1 : align == MD_ALIGN_RIGHT ? 2 : 0;
-        g_string_truncate (p->inline_markup, 0);
+        g_free (take_markup (p));
       }
       break;
     case MD_BLOCK_P:
@@ -229,66 +261,49 @@ static int
 on_enter_span (MD_SPANTYPE type, void *detail, void *user_data)
 {
   Parser *p = user_data;
+  const char *begin = NULL;
+  g_autofree char *link = NULL;
 
   p->open = TRUE;
-  switch (type)
+  if (type == MD_SPAN_EM)
+    begin = "<i>";
+  else if (type == MD_SPAN_STRONG)
+    begin = "<b>";
+  else if (type == MD_SPAN_DEL)
+    begin = "<s>";
+  else if (type == MD_SPAN_CODE)
+    begin = "<tt>";
+  else if (type == MD_SPAN_A)
     {
-    case MD_SPAN_EM:
-      g_string_append (p->inline_markup, "<i>");
-      break;
-    case MD_SPAN_STRONG:
-      g_string_append (p->inline_markup, "<b>");
-      break;
-    case MD_SPAN_DEL:
-      g_string_append (p->inline_markup, "<s>");
-      break;
-    case MD_SPAN_CODE:
-      g_string_append (p->inline_markup, "<tt>");
-      break;
-      case MD_SPAN_A: {
-        g_autofree char *url = attribute_text (&((MD_SPAN_A_DETAIL *)detail)->href);
-        gboolean safe = link_is_safe (url);
+      g_autofree char *url = attribute_text (&((MD_SPAN_A_DETAIL *)detail)->href);
 
-        g_queue_push_head (&p->links, GINT_TO_POINTER (safe));
-        if (safe)
-          {
-            g_autofree char *escaped = g_markup_escape_text (url, -1);
-            g_string_append_printf (p->inline_markup, "<a href=\"%s\">", escaped);
-          }
-      }
-      break;
-    default:
-      break;
+      if (link_is_safe (url))
+        {
+          g_autofree char *escaped = g_markup_escape_text (url, -1);
+          begin = link = g_strdup_printf ("<a href=\"%s\">", escaped);
+        }
+    }
+  if (begin != NULL)
+    {
+      g_string_append (p->inline_markup, begin);
+      g_array_append_val (p->spans, type);
     }
   return 0;
 }
 
+/* md4c can close spans in another order than it opened them ("~~*x~~*"): close what is inside, and let the late close
+ * find nothing. A link that was not written finds nothing either. */
 static int
 on_leave_span (MD_SPANTYPE type, void *detail, void *user_data)
 {
   Parser *p = user_data;
 
-  switch (type)
-    {
-    case MD_SPAN_EM:
-      g_string_append (p->inline_markup, "</i>");
-      break;
-    case MD_SPAN_STRONG:
-      g_string_append (p->inline_markup, "</b>");
-      break;
-    case MD_SPAN_DEL:
-      g_string_append (p->inline_markup, "</s>");
-      break;
-    case MD_SPAN_CODE:
-      g_string_append (p->inline_markup, "</tt>");
-      break;
-    case MD_SPAN_A:
-      if (GPOINTER_TO_INT (g_queue_pop_head (&p->links)))
-        g_string_append (p->inline_markup, "</a>");
-      break;
-    default:
-      break;
-    }
+  for (guint i = p->spans->len; i > 0; i--)
+    if (g_array_index (p->spans, MD_SPANTYPE, i - 1) == type)
+      {
+        close_spans (p, i - 1);
+        break;
+      }
   return 0;
 }
 
@@ -393,7 +408,7 @@ quire_markdown_parse (const char *text, gsize n_bytes)
   Parser p = { .blocks = g_ptr_array_new_with_free_func ((GDestroyNotify)quire_block_free),
                .inline_markup = g_string_new (NULL),
                .code = g_string_new (NULL),
-               .links = G_QUEUE_INIT };
+               .spans = g_array_new (FALSE, FALSE, sizeof (MD_SPANTYPE)) };
   MD_PARSER parser = {
     .flags = MD_FLAG_TABLES | MD_FLAG_STRIKETHROUGH | MD_FLAG_TASKLISTS
              | MD_FLAG_PERMISSIVEURLAUTOLINKS | MD_FLAG_NOHTML | MD_FLAG_NOINDENTEDCODEBLOCKS,
@@ -408,7 +423,7 @@ quire_markdown_parse (const char *text, gsize n_bytes)
   flush_loose_text (&p);
   g_string_free (p.inline_markup, TRUE);
   g_string_free (p.code, TRUE);
-  g_queue_clear (&p.links);
+  g_array_unref (p.spans);
   g_free (p.marker);
   return p.blocks;
 }

@@ -139,10 +139,14 @@ snapshot_cell (QuirePageMap *self, GtkSnapshot *snapshot, guint index, const gra
   quire_page_map_snapshot_swatch (GTK_WIDGET (self), snapshot, r, cell.tier, level);
   if (cell.shared)
     {
-      GdkRGBA color;
+      GdkRGBA ring, dot;
 
-      lookup_color (GTK_WIDGET (self), "quire_cell_dot", &color);
-      gtk_snapshot_append_color (snapshot, &color,
+      /* A ringed dot, so that it stands out on a filled and on a hollow cell. */
+      lookup_color (GTK_WIDGET (self), "quire_cell_ring", &ring);
+      lookup_color (GTK_WIDGET (self), "quire_cell_dot", &dot);
+      gtk_snapshot_append_color (snapshot, &ring,
+                                 &GRAPHENE_RECT_INIT (r->origin.x + 2, r->origin.y + 2, 4, 4));
+      gtk_snapshot_append_color (snapshot, &dot,
                                  &GRAPHENE_RECT_INIT (r->origin.x + 3, r->origin.y + 3, 2, 2));
     }
 }
