@@ -263,7 +263,12 @@ status_changed_cb (QuireChatView *self)
   GtkWidget *suggestions = adw_status_page_get_child (ADW_STATUS_PAGE (self->status_page));
 
   if (status->state == QE_ENGINE_READY && status->model != NULL)
-    description = g_strdup_printf (_ ("%s is ready. %s"), status->model->name, private);
+    {
+      g_autofree char *name = quire_model_dup_name (status->model);
+
+      /* Translators: the model's name, then "Nothing you write leaves this computer." */
+      description = g_strdup_printf (_ ("%s is ready. %s"), name, private);
+    }
   else if (status->state == QE_ENGINE_LOADING)
     description = g_strdup (_ ("The model is being loaded."));
   else
@@ -388,7 +393,7 @@ build (QuireChatView *self)
 
   self->status_page = adw_status_page_new ();
   gtk_widget_add_css_class (self->status_page, "compact");
-  adw_status_page_set_icon_name (ADW_STATUS_PAGE (self->status_page), "quire-pages-symbolic");
+  adw_status_page_set_icon_name (ADW_STATUS_PAGE (self->status_page), QUIRE_APP_ID);
   adw_status_page_set_title (ADW_STATUS_PAGE (self->status_page), _ ("Start a Chat"));
   adw_status_page_set_child (ADW_STATUS_PAGE (self->status_page), suggestions_new ());
 

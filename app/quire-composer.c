@@ -10,6 +10,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-model-popover.h"
+#include "app/quire-settings.h"
 
 #define COUNT_DELAY_MS 150
 #define HINT_MS 3000
@@ -303,9 +304,10 @@ status_changed_cb (QuireComposer *self)
 {
   const qe_engine_status *status
       = quire_engine_client_get_status (quire_conversation_get_client (self->conversation));
+  g_autofree char *name
+      = status->model != NULL ? quire_model_dup_name (status->model) : g_strdup (_ ("No Model"));
 
-  gtk_label_set_text (self->model_label,
-                      status->model != NULL ? status->model->name : _ ("No Model"));
+  gtk_label_set_text (self->model_label, name);
   update_placeholder (self);
   update_button (self);
 }

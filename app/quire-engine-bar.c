@@ -233,6 +233,7 @@ quire_engine_bar_init (QuireEngineBar *self)
                                   _ ("Bytes loaded"), -1);
   gtk_box_append (GTK_BOX (box), self->progress);
   gtk_widget_set_valign (box, GTK_ALIGN_CENTER);
+  gtk_widget_set_margin_start (box, 6);
   gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), box);
 
   self->second = gtk_button_new ();

@@ -4,6 +4,7 @@
 #include <glib/gi18n.h>
 
 #include "app/quire-format.h"
+#include "app/quire-settings.h"
 
 struct _QuireModelPopover
 {
@@ -48,7 +49,8 @@ static void
 add_model (QuireModelPopover *self, const qe_engine_status *status)
 {
   const qe_model_info *model = status->model;
-  GtkWidget *title = gtk_label_new (model->name);
+  g_autofree char *name = quire_model_dup_name (model);
+  GtkWidget *title = gtk_label_new (name);
   GtkWidget *grid = gtk_grid_new ();
   int row = 0;
 

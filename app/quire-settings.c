@@ -1,6 +1,8 @@
 /* quire-settings.c: see quire-settings.h. Keys: data/io.github.quire_chat.Quire.gschema.xml.in. */
 #include "app/quire-settings.h"
 
+#include <string.h>
+
 #include "app/quire-paths.h"
 
 gboolean
@@ -63,4 +65,15 @@ quire_settings_dup_model_dir (void)
   g_autofree char *dir = g_settings_get_string (quire_settings_get_default (), "model-folder");
 
   return dir[0] != '\0' ? g_steal_pointer (&dir) : quire_dup_default_model_dir ();
+}
+
+char *
+quire_model_dup_name (const qe_model_info *model)
+{
+  g_autofree char *data_dir = quire_dup_data_dir ();
+  g_autofree char *shipped = g_build_filename (data_dir, "demo-model", NULL);
+  g_autofree char *a = g_canonicalize_filename (shipped, NULL);
+  g_autofree char *b = g_canonicalize_filename (model->dir, NULL);
+
+  return g_strdup (strcmp (a, b) == 0 ? "Quire Demo" : model->name);
 }

@@ -17,4 +17,7 @@ void quire_settings_get_engine (const char *backend, qe_engine_options *out, cha
 /* The chosen folder, or the shipped model's. Returns: owned. */
 char *quire_settings_dup_model_dir (void);
 
+/* The name to show: of the shipped model its own, of others their folder's. Returns: owned. */
+char *quire_model_dup_name (const qe_model_info *model);
+
 G_END_DECLS

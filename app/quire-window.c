@@ -193,7 +193,9 @@ update_title (QuireWindow *self)
 
   if (status->model != NULL)
     {
-      g_string_append (subtitle, status->model->name);
+      g_autofree char *name = quire_model_dup_name (status->model);
+
+      g_string_append (subtitle, name);
       if (status->backend != NULL)
         g_string_append_printf (subtitle, " · %s",
                                 g_strcmp0 (status->backend, "cpu") == 0 ? _ ("CPU") : _ ("GPU"));
