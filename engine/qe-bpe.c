@@ -23,6 +23,10 @@ typedef struct {
 } span;
 
 typedef struct {
+    uint32_t hash, id; /* id NO_ID: free. The hash spares most looks at other tokens' bytes */
+} slot;
+
+typedef struct {
     uint64_t key; /* left << 32 | right; EMPTY_PAIR: free */
     uint32_t rank, id;
 } pair;
@@ -33,7 +37,7 @@ struct qe_bpe {
     GByteArray *blob;
     GArray *spans;     /* span [n_tokens] */
     GByteArray *flags; /* [n_tokens] */
-    uint32_t *slots;   /* [n_slots] ids or NO_ID */
+    slot *slots;       /* [n_slots] */
     uint32_t n_slots, n_used;
     pair *pairs; /* [n_pairs_max] */
     uint32_t n_pairs_max, n_pairs;
@@ -45,7 +49,7 @@ struct qe_bpe {
     int16_t alphabet[ALPHABET_END]; /* character to byte, -1: none */
 };
 
-static uint64_t hash_bytes(const char *bytes, gsize n, bool raw)
+static uint32_t hash_bytes(const char *bytes, gsize n, bool raw)
 {
     const uint64_t k = 0x9e3779b97f4a7c15u;
     uint64_t h = (n + (raw ? 0x51ed27u : 0)) * k, word;
@@ -61,7 +65,7 @@ static uint64_t hash_bytes(const char *bytes, gsize n, bool raw)
     h = (h ^ word) * k;
     h ^= h >> 32;
     h *= k;
-    return h ^ (h >> 29);
+    return (uint32_t)(h >> 32);
 }
 
 static void build_alphabet(qe_bpe *self)
@@ -111,39 +115,48 @@ static const char *token_bytes(const qe_bpe *self, uint32_t id, gsize *n)
 }
 
 /* The slot that holds these bytes, or the free one where they belong. */
-static uint32_t find_slot(const qe_bpe *self, const char *bytes, gsize n, bool raw)
+static slot *find_slot(const qe_bpe *self, uint32_t hash, const char *bytes, gsize n, bool raw)
 {
     uint32_t mask = self->n_slots - 1;
-    uint32_t at = (uint32_t)hash_bytes(bytes, n, raw) & mask;
-    for (;; at = (at + 1) & mask) {
-        uint32_t id = self->slots[at];
-        if (id == NO_ID)
-            return at;
+    for (uint32_t at = hash & mask;; at = (at + 1) & mask) {
+        slot *s = &self->slots[at];
+        if (s->id == NO_ID)
+            return s;
+        if (s->hash != hash)
+            continue;
         gsize n_found;
-        const char *found = token_bytes(self, id, &n_found);
-        if (n_found == n && ((self->flags->data[id] & QE_TOKEN_RAW) != 0) == raw &&
+        const char *found = token_bytes(self, s->id, &n_found);
+        if (n_found == n && ((self->flags->data[s->id] & QE_TOKEN_RAW) != 0) == raw &&
             memcmp(found, bytes, n) == 0)
-            return at;
+            return s;
     }
 }
 
 static uint32_t find_id(const qe_bpe *self, const char *bytes, gsize n, bool raw)
 {
-    return self->slots[find_slot(self, bytes, n, raw)];
+    return find_slot(self, hash_bytes(bytes, n, raw), bytes, n, raw)->id;
+}
+
+static slot *new_slots(uint32_t n)
+{
+    slot *slots = g_new(slot, n);
+    memset(slots, 0xff, sizeof *slots * n);
+    return slots;
 }
 
 static void grow_slots(qe_bpe *self)
 {
-    uint32_t *old = self->slots, n_old = self->n_slots;
+    slot *old = self->slots;
+    uint32_t n_old = self->n_slots;
     self->n_slots *= 2;
-    self->slots = g_new(uint32_t, self->n_slots);
-    memset(self->slots, 0xff, sizeof(uint32_t) * self->n_slots);
+    self->slots = new_slots(self->n_slots);
     for (uint32_t i = 0; i < n_old; i++) {
-        if (old[i] == NO_ID)
+        if (old[i].id == NO_ID)
             continue;
-        gsize n;
-        const char *bytes = token_bytes(self, old[i], &n);
-        self->slots[find_slot(self, bytes, n, self->flags->data[old[i]] & QE_TOKEN_RAW)] = old[i];
+        uint32_t at = old[i].hash & (self->n_slots - 1);
+        while (self->slots[at].id != NO_ID)
+            at = (at + 1) & (self->n_slots - 1);
+        self->slots[at] = old[i];
     }
     g_free(old);
 }
@@ -172,17 +185,19 @@ static void grow_pairs(qe_bpe *self)
     g_free(old);
 }
 
-qe_bpe *qe_bpe_new(const char *label)
+qe_bpe *qe_bpe_new(const char *label, gsize n_file_bytes)
 {
     qe_bpe *self = g_new0(qe_bpe, 1);
     self->label = g_strdup(label);
     self->blob = g_byte_array_new();
     self->spans = g_array_new(FALSE, TRUE, sizeof(span));
     self->flags = g_byte_array_new();
-    self->n_slots = 1u << 12;
-    self->slots = g_new(uint32_t, self->n_slots);
-    memset(self->slots, 0xff, sizeof(uint32_t) * self->n_slots);
-    self->n_pairs_max = 1u << 12;
+    /* Room for what such files hold (75 bytes a token with its merge); both tables grow when it is more. */
+    self->n_slots = 1u << 10;
+    while (self->n_slots < 2 * (n_file_bytes / 80) && self->n_slots < 2 * QE_MODEL_VOCAB_MAX)
+        self->n_slots *= 2;
+    self->slots = new_slots(self->n_slots);
+    self->n_pairs_max = self->n_slots;
     self->pairs = g_new(pair, self->n_pairs_max);
     memset(self->pairs, 0xff, sizeof(pair) * self->n_pairs_max);
     build_alphabet(self);
@@ -268,16 +283,17 @@ bool qe_bpe_add_token(qe_bpe *self, const char *text, gsize n, int64_t id, GErro
     guint begin = self->blob->len;
     bool raw = spell(self, text, n, self->blob);
     const char *bytes = (const char *)self->blob->data + begin;
-    uint32_t slot = find_slot(self, bytes, self->blob->len - begin, raw);
-    if (self->slots[slot] != NO_ID) {
+    uint32_t hash = hash_bytes(bytes, self->blob->len - begin, raw);
+    slot *place = find_slot(self, hash, bytes, self->blob->len - begin, raw);
+    if (place->id != NO_ID) {
         shown = excerpt(text, n);
         g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
             "%s: model.vocab: expected each token once, found \"%s\" with the ids %u and %" G_GINT64_FORMAT,
-            self->label, shown, self->slots[slot], id);
+            self->label, shown, place->id, id);
         g_byte_array_set_size(self->blob, begin);
         return false;
     }
-    self->slots[slot] = (uint32_t)id;
+    *place = (slot){hash, (uint32_t)id};
     put_token(self, (uint32_t)id, begin, (uint8_t)(QE_TOKEN_PRESENT | (raw ? QE_TOKEN_RAW : 0)));
     if (!raw)
         self->longest = MAX(self->longest, self->blob->len - begin);

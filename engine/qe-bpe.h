@@ -22,8 +22,8 @@ enum {
     QE_TOKEN_SPECIAL = 8,
 };
 
-/* @label: the file's name in messages, copied. */
-qe_bpe *qe_bpe_new(const char *label);
+/* @label: the file's name in messages, copied. @n_file_bytes: the file's size, from which the tables are sized. */
+qe_bpe *qe_bpe_new(const char *label, gsize n_file_bytes);
 void qe_bpe_free(qe_bpe *self); /* NULL is fine */
 
 /* One vocabulary entry as spelled in the file. QE_ERROR_FORMAT: id or string given before, id out of range. */

@@ -527,7 +527,7 @@ bool qe_tokenizer_file_parse(
 {
     loader l = {.file = file, .label = label, .error = error};
     memset(file, 0, sizeof *file);
-    file->bpe = qe_bpe_new(label);
+    file->bpe = qe_bpe_new(label, n);
     file->pretok = qe_pretok_new();
     bool ok = qe_json_reader_init(&l.reader, label, data, n, error) && read_file(&l);
     qe_json_reader_clear(&l.reader);
