@@ -49,6 +49,7 @@ typedef struct {
 
 struct qk_backend {
     const qk_backend_ops *ops;
+    char check_error[256]; /* why the last call was refused before it reached ops; else empty */
 };
 typedef struct {
     qk_backend *backend;

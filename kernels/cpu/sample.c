@@ -1,0 +1,285 @@
+/* sample.c: penalties, candidate selection and the draw.
+ *
+ * The candidates are first all ids and shrink from filter to filter; they stay in ascending id order throughout, so
+ * that the draw is a walk over what is left. Neither top_k nor top_p sorts: both look for the cut in the descending
+ * order by radix selection, three passes over 11, 11 and 10 bits of an order-preserving integer key, each of which
+ * only looks at the candidates that the passes before left undecided. */
+#include "kernels/cpu/sample.h"
+#include "kernels/cpu/philox.h"
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#define BLOCK         16u /* elements handled together, so that the compiler uses vectors */
+#define GREEDY_BELOW  1e-5f
+#define RADIX_BINS    2048u
+#define RADIX_PASSES  3u
+#define EXP_UNDERFLOW (-87.0f)
+
+/* e^x for x <= 0: 2^n * e^r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (relative error 2e-7 at
+ * most). Below e^-87 the result is 0. */
+static inline float exp_below_zero(float x)
+{
+    float clamped = x < EXP_UNDERFLOW ? EXP_UNDERFLOW : x;
+    float n_real = clamped * 1.44269504f - 0.5f;
+    int32_t n = (int32_t)n_real; /* towards zero: rounds to nearest, since x <= 0 */
+    float r = clamped - (float)n * 0.693145752f - (float)n * 1.42860677e-6f;
+    float p = 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    uint32_t bits = (uint32_t)(n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof(power));
+    return x < EXP_UNDERFLOW ? 0.0f : p * power;
+}
+
+typedef struct {
+    bool finite;
+    float max; /* of the finite ones; -FLT_MAX when there is none */
+} logits_scan;
+
+static logits_scan scan_logits(const float *x, uint32_t n)
+{
+    float lane[BLOCK];
+    uint32_t bad[BLOCK] = {0}, n_bad = 0, i = 0;
+    for (uint32_t j = 0; j < BLOCK; j++)
+        lane[j] = -FLT_MAX;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        for (uint32_t j = 0; j < BLOCK; j++) {
+            float v = x[i + j];
+            bool ok = fabsf(v) <= FLT_MAX;
+            bad[j] |= !ok;
+            v = ok ? v : -FLT_MAX;
+            lane[j] = v > lane[j] ? v : lane[j];
+        }
+    }
+    for (uint32_t j = 0; i + j < n; j++) {
+        bool ok = fabsf(x[i + j]) <= FLT_MAX;
+        bad[j] |= !ok;
+        lane[j] = ok && x[i + j] > lane[j] ? x[i + j] : lane[j];
+    }
+    for (uint32_t j = 0; j < BLOCK; j++)
+        n_bad += bad[j];
+    logits_scan scan = {n_bad == 0, lane[0]};
+    for (uint32_t j = 1; j < BLOCK; j++)
+        scan.max = lane[j] > scan.max ? lane[j] : scan.max;
+    return scan;
+}
+
+/* The sum of e^(x - max), in float64 by BLOCK lanes. */
+static double sum_exp(const float *x, uint32_t n, float max)
+{
+    double lane[BLOCK] = {0};
+    uint32_t i = 0;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        float e[BLOCK];
+        for (uint32_t j = 0; j < BLOCK; j++)
+            e[j] = exp_below_zero(x[i + j] - max);
+        for (uint32_t j = 0; j < BLOCK; j++)
+            lane[j] += (double)e[j];
+    }
+    for (uint32_t j = 0; i + j < n; j++)
+        lane[j] += (double)exp_below_zero(x[i + j] - max);
+    double sum = 0;
+    for (uint32_t j = 0; j < BLOCK; j++)
+        sum += lane[j];
+    return sum;
+}
+
+/* The lowest id among the largest finite logits; 0 when none is finite. */
+static uint32_t argmax(const float *z, uint32_t n)
+{
+    uint32_t best = 0;
+    float best_z = -INFINITY;
+    for (uint32_t i = 0; i < n; i++) {
+        if (z[i] > best_z && z[i] <= FLT_MAX) {
+            best_z = z[i];
+            best = i;
+        }
+    }
+    return best;
+}
+
+static inline float clamp_finite(float x)
+{
+    return x > FLT_MAX ? FLT_MAX : x < -FLT_MAX ? -FLT_MAX : x;
+}
+
+static void penalise(float *z, const float *logits, uint32_t n, const uint8_t *history, const qk_sampling *s)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float x = logits[i];
+        if (history[i] & QK_SEEN)
+            x = clamp_finite(x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty);
+        if (history[i] & QK_SEEN_IN_REPLY)
+            x = clamp_finite(x - s->presence_penalty);
+        z[i] = x;
+    }
+}
+
+/* Larger floats give larger keys; -0 counts as 0. */
+static inline uint32_t order_key(float z)
+{
+    uint32_t bits;
+    z += 0.0f;
+    memcpy(&bits, &z, sizeof(bits));
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+typedef struct {
+    uint32_t key;     /* candidates above it stay */
+    uint32_t n_equal; /* and of those with just this key, so many, lowest ids first */
+} cut;
+
+/* Walks the candidates in descending order of z until their mass reaches @target, and cuts behind the one that
+ * reached it. A candidate's mass is its weight, or 1 when @weight is NULL. */
+static cut find_cut(const float *z, const uint32_t *id, const float *weight, uint32_t n, double target)
+{
+    static const uint32_t shift[RADIX_PASSES] = {21, 10, 0}, bits[RADIX_PASSES] = {11, 11, 10};
+    double mass[RADIX_BINS], above = 0;
+    uint32_t count[RADIX_BINS], prefix = 0, mask = 0;
+    for (uint32_t pass = 0; pass < RADIX_PASSES; pass++) {
+        uint32_t n_bins = 1u << bits[pass];
+        memset(mass, 0, sizeof(mass));
+        memset(count, 0, sizeof(count));
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t key = order_key(z[id[i]]);
+            if ((key & mask) != prefix)
+                continue;
+            uint32_t bin = key >> shift[pass] & (n_bins - 1);
+            count[bin]++;
+            mass[bin] += weight != NULL ? (double)weight[i] : 1.0;
+        }
+        /* The lowest bin in use takes what rounding may have left over. */
+        uint32_t bin = n_bins, last = n_bins;
+        while (bin-- > 0) {
+            if (count[bin] == 0)
+                continue;
+            last = bin;
+            if (above + mass[bin] >= target)
+                break;
+            above += mass[bin];
+        }
+        if (bin == UINT32_MAX)
+            above -= mass[last];
+        prefix |= last << shift[pass];
+        mask |= (n_bins - 1) << shift[pass];
+    }
+    cut c = {prefix, 0};
+    for (uint32_t i = 0; i < n; i++) {
+        if (order_key(z[id[i]]) != prefix)
+            continue;
+        c.n_equal++;
+        above += weight != NULL ? (double)weight[i] : 1.0;
+        if (above >= target)
+            break;
+    }
+    return c;
+}
+
+/* Keeps the candidates that the cut leaves; returns how many. */
+static uint32_t apply_cut(const float *z, uint32_t *id, float *weight, uint32_t n, cut c)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t key = order_key(z[id[i]]);
+        if (key < c.key || (key == c.key && c.n_equal == 0))
+            continue;
+        c.n_equal -= key == c.key;
+        id[kept] = id[i];
+        if (weight != NULL)
+            weight[kept] = weight[i];
+        kept++;
+    }
+    return kept;
+}
+
+static void weigh(const float *z, const uint32_t *id, float *weight, uint32_t n, float max, float temperature)
+{
+    float inverse = 1.0f / temperature;
+    uint32_t i = 0;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        float x[BLOCK];
+        for (uint32_t j = 0; j < BLOCK; j++)
+            x[j] = (z[id[i + j]] - max) * inverse;
+        for (uint32_t j = 0; j < BLOCK; j++)
+            weight[i + j] = exp_below_zero(x[j]);
+    }
+    for (; i < n; i++)
+        weight[i] = exp_below_zero((z[id[i]] - max) * inverse);
+}
+
+static double sum_weights(const float *weight, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += (double)weight[i];
+    return sum;
+}
+
+static uint32_t draw(const float *z, uint32_t vocab, const qk_sampling *s, const qk_sample_scratch *scratch)
+{
+    uint32_t *id = scratch->id, n = vocab;
+    float *weight = scratch->weight;
+    float max = scan_logits(z, vocab).max;
+    for (uint32_t i = 0; i < n; i++)
+        id[i] = i;
+
+    if (s->top_k > 0 && s->top_k < n)
+        n = apply_cut(z, id, NULL, n, find_cut(z, id, NULL, n, (double)s->top_k));
+    weigh(z, id, weight, n, max, s->temperature);
+    if (s->top_p < 1.0f)
+        n = apply_cut(
+            z, id, weight, n, find_cut(z, id, weight, n, (double)s->top_p * sum_weights(weight, n)));
+    if (s->min_p > 0.0f) {
+        /* The best candidate's weight is 1, so that probabilities relative to it are the weights. */
+        uint32_t kept = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            if (weight[i] >= s->min_p) {
+                id[kept] = id[i];
+                weight[kept++] = weight[i];
+            }
+        }
+        n = kept;
+    }
+
+    double target = qk_philox_uniform(s->seed, s->position) * sum_weights(weight, n), sum = 0;
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (weight[i] == 0)
+            continue;
+        sum += (double)weight[i];
+        last = id[i];
+        if (sum > target)
+            break;
+    }
+    return last;
+}
+
+void qk_sample(const float *logits, uint32_t vocab, const uint8_t *history, const qk_sampling *sampling,
+    const qk_sample_scratch *scratch, qk_output_result *out)
+{
+    logits_scan scan = scan_logits(logits, vocab);
+    if (!scan.finite) {
+        uint32_t token = argmax(logits, vocab);
+        *out = (qk_output_result){(int32_t)token, QK_RESULT_NOT_FINITE, NAN, logits[token]};
+        return;
+    }
+    const float *z = logits;
+    bool penalised = sampling->repetition_penalty != 1.0f || sampling->presence_penalty != 0.0f;
+    if (history != NULL && penalised) {
+        penalise(scratch->z, logits, vocab, history, sampling);
+        z = scratch->z;
+    }
+    bool greedy = sampling->temperature < GREEDY_BELOW || sampling->top_p <= 0.0f || sampling->top_k == 1;
+    uint32_t token = greedy ? argmax(z, vocab) : draw(z, vocab, sampling, scratch);
+    out->token = (int32_t)token;
+    out->flags = 0;
+    out->logit = logits[token];
+    out->logprob = (float)((double)logits[token] - (double)scan.max - log(sum_exp(logits, vocab, scan.max)));
+}

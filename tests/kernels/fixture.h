@@ -1,0 +1,62 @@
+/* fixture.h: a tiny random model, an independent float64 forward pass of it, and a rig that runs it on a backend. */
+#pragma once
+#include "kernels/qk-backend.h"
+
+/* Uniform in [-1, 1), from a fixed sequence. */
+double fixture_random(uint64_t *state);
+double fixture_from_bf16(uint16_t x);
+
+typedef struct {
+    qk_model_desc desc;
+    double *inv_freq;
+    qk_layer_tensors *layers;
+    void **blocks;
+    size_t n_blocks;
+} fixture_model;
+
+/* @dtype: of the linear layers; norms are the other one, so that both are always covered. */
+fixture_model *fixture_model_new(const qk_shape *shape, qk_dtype dtype, uint64_t seed);
+void fixture_model_free(fixture_model *model);
+extern const qk_shape fixture_small;  /* 2 layers, 4:2 heads of 16, odd sizes */
+extern const qk_shape fixture_medium; /* 2 layers, 6:2 heads of 64 */
+
+/* The whole sequence at once, in float64, without cache, pages or spans. @logits: [n, vocab]. */
+void fixture_forward(const fixture_model *model, const int32_t *tokens, uint32_t n, double *logits);
+
+/* ---- A rig ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t n_threads;
+    const char *isa;
+    qk_dtype kv_dtype;
+    uint32_t rows_max, n_pages, slots_max, partial_max;
+    qk_partial_fn partial;
+    void *partial_user;
+} rig_options;
+
+typedef struct {
+    const fixture_model *source;
+    qk_backend *backend;
+    qk_model *model;
+    qk_context *context;
+    qk_context_params params;
+    qk_step *steps[2];
+    qk_buffer *pages;
+    uint32_t n_pages;
+} rig;
+
+void rig_open(rig *r, const fixture_model *model, const rig_options *options);
+void rig_close(rig *r);
+uint64_t rig_page(const rig *r, uint32_t page);
+
+/* One sequence's rows of a step. */
+typedef struct {
+    const int32_t *tokens;
+    uint32_t n_rows, start;
+    const uint32_t *pages; /* of the whole sequence; UINT32_MAX: outside */
+} rig_rows;
+
+/* Fills the plan; every row is an output with logits, and nothing is sampled. */
+void rig_fill(rig *r, uint32_t step, const rig_rows *rows, uint32_t n);
+/* Fills, runs and waits; the first sequence's logits go to @logits [n_rows, vocab]. */
+qk_status rig_run(rig *r, const rig_rows *rows, uint32_t n, float *logits);
