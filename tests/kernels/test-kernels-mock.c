@@ -226,9 +226,9 @@ static void test_equal_bits(void)
 }
 
 /* The mock has weights of its own: those of the caller may change or go. */
-static void test_weights_copied(void)
+static void weights_copied(bool tied)
 {
-    fixture_model *m = model_new(false);
+    fixture_model *m = model_new(tied);
     device cpu, mock;
     story want, got;
     device_open(&cpu, m, NULL);
@@ -241,6 +241,12 @@ static void test_weights_copied(void)
     REQUIRE(play(&mock, &got) == QK_OK);
     REQUIRE(memcmp(&want, &got, sizeof(want)) == 0);
     device_close(&mock);
+}
+
+static void test_weights_copied(void)
+{
+    weights_copied(false);
+    weights_copied(true);
 }
 
 static bool host_can_read(uint64_t address)
