@@ -23,17 +23,19 @@ typedef enum { QE_PAGE_FREE, QE_PAGE_TAIL, QE_PAGE_SEALED } qe_page_state;
 
 typedef struct qe_kv_pool qe_kv_pool;
 
-/* @backend: borrowed, outlives the pool. @n_pages_max: the budget. @slab_pages: pages a slab, 0 for a default.
- * @debug_fill: fill fresh pages with NaN on COMPUTE before first use. Allocates nothing yet. */
+/* @backend: borrowed, outlives the pool. @layout: copied; page_bytes is a multiple of 64. @n_pages_max: the budget,
+ * 1..QE_PAGE_NONE - 1. @slab_pages: pages a slab, 0 for a default. @debug_fill: each allocation fills the page with NaN
+ * on COMPUTE, also when it was used before. Takes no device memory yet. */
 qe_kv_pool *qe_kv_pool_new(qk_backend *backend, const qk_kv_layout *layout, uint32_t n_pages_max,
     uint32_t slab_pages, bool debug_fill);
-void qe_kv_pool_free(qe_kv_pool *pool); /* every page must be FREE again */
-/* After a lost device: forgets all pages and slabs without touching the device. Page tables are emptied beforehand with
- * qe_session_drop_pages(). */
+void qe_kv_pool_free(qe_kv_pool *pool); /* NULL is fine; every page must be FREE again, no step may run */
+/* After a lost device: forgets all pages and frees the slabs, which is all that a lost backend allows. Page tables are
+ * emptied beforehand with qe_session_drop_pages(). The pool is then as new. */
 void qe_kv_pool_forget(qe_kv_pool *pool);
 
 /* One reference, state TAIL. Lowest free index first, so the map stays compact. false: the budget is used up or the
- * device gives no more (QE_ERROR_NO_MEMORY; the message has pages, bytes and the limit). */
+ * device gives no more (QE_ERROR_NO_MEMORY; the message has pages, bytes and the limit), or QE_ERROR_DEVICE_LOST. A slab
+ * that failed is tried again by the next allocation that finds no free page. */
 bool qe_kv_page_alloc(qe_kv_pool *pool, qe_page *out, GError **error);
 void qe_kv_page_ref(qe_kv_pool *pool, qe_page page);   /* SEALED only */
 void qe_kv_page_unref(qe_kv_pool *pool, qe_page page); /* to FREE at zero */
@@ -47,13 +49,15 @@ bool qe_kv_page_copy(qe_kv_pool *pool, qe_page page, qe_page *out, GError **erro
 qe_page_state qe_kv_page_state(const qe_kv_pool *pool, qe_page page);
 uint32_t qe_kv_page_refs(const qe_kv_pool *pool, qe_page page);
 uint64_t qe_kv_page_address(const qe_kv_pool *pool, qe_page page);
+/* For copies: the slab (borrowed) that the page lies in, and where. */
+qk_buffer *qe_kv_page_buffer(const qe_kv_pool *pool, qe_page page, uint64_t *offset);
 
 uint32_t qe_kv_pool_n_max(const qe_kv_pool *pool);
 uint32_t qe_kv_pool_n_reserved(const qe_kv_pool *pool); /* pages in slabs taken so far */
 uint32_t qe_kv_pool_n_used(const qe_kv_pool *pool);     /* TAIL and SEALED */
 uint32_t qe_kv_pool_n_shared(const qe_kv_pool *pool);   /* pages with two references or more */
 uint32_t qe_kv_pool_n_available(
-    const qe_kv_pool *pool); /* n_max - n_used, less what a failed slab took away */
+    const qe_kv_pool *pool); /* n_max - n_used; after a failed slab n_reserved - n_used, until one succeeds */
 uint64_t qe_kv_pool_page_bytes(const qe_kv_pool *pool);
 
 /* @n_entries[page]: how often page tables name each page, [n_reserved], counted by the caller (qe_session_count_pages).

@@ -3,10 +3,10 @@
  *   ids:   [0 ............ n_cached ............ n_ids)   n_cached: tokens whose K and V are in the pages
  *   pages: [0 .. n_pages)  page i holds tokens [16 i, 16 i + 16)
  *
- * Invariants (qe_session_check): n_cached <= n_ids; n_pages = ceil(reserved / 16) covers n_cached and what was reserved
- * for the running step; all pages before the last written one are SEALED, pages not full are TAIL and ours alone;
- * messages are consecutive, in range, and cover the ids up to their last end. The ids are the truth: text is never
- * tokenised again. */
+ * Invariants (qe_session_check): n_cached <= n_ids; the pages cover n_cached and what was reserved for the running step;
+ * a page that n_cached fills is SEALED; a page not full is TAIL and ours alone, but for a page that a cut left half used
+ * while others hold it: it stays SEALED until the next reserve makes it ours. Messages are consecutive, in range, and
+ * cover the ids from 0 up to their last end. The ids are the truth: text is never tokenised again. */
 #pragma once
 #include <glib.h>
 #include <stdbool.h>
@@ -47,13 +47,14 @@ const qe_page *qe_session_pages(const qe_session *self);
 uint32_t qe_session_n_turns(const qe_session *self);
 const qe_turn *qe_session_turn(const qe_session *self, uint32_t i);
 
-/* Ids. Appending changes no page. */
+/* Ids. Appending changes no page. @ids: not the session's own array. */
 void qe_session_append_ids(qe_session *self, const uint32_t *ids, uint32_t n);
 void qe_session_add_turn(qe_session *self, const qe_turn *turn); /* begins where the last one ends */
 void qe_session_extend_turn(
     qe_session *self, uint32_t end, qe_turn_state state, bool has_reasoning); /* the last one */
 
-/* KV. reserve: page table covers [0, n_tokens), copying a shared page that would be written. commit: tokens
+/* KV. reserve: page table covers [0, n_tokens), which may reach past n_ids, and all of it from n_cached on may be written:
+ * a shared page there is copied (on COMPUTE). All or nothing; errors are those of qe_kv_page_alloc(). commit: tokens
  * [n_cached, n_cached + n) are in the pages now; seals what is full. */
 bool qe_session_reserve(qe_session *self, uint32_t n_tokens, GError **error);
 uint32_t qe_session_pages_needed(
@@ -62,15 +63,17 @@ void qe_session_commit(qe_session *self, uint32_t n);
 void qe_session_release_reserved(qe_session *self); /* gives back pages past ceil(n_cached / 16) */
 
 /* Cuts ids, turns (those that end past it) and KV to the first @n_tokens. Keeps whole pages; a page cut in two becomes
- * our TAIL (unsealed when ours alone; else copied at the next reserve, whose error it shares). */
+ * our TAIL (unsealed when ours alone; else copied at the next reserve, whose error it shares). Reserved pages go. */
 void qe_session_rewind(qe_session *self, uint32_t n_tokens);
-/* Only the KV: at most @n_tokens stay cached (ids stay and will be computed again). */
+/* Only the KV: at most @n_tokens stay cached (ids stay and will be computed again). Reserved pages go. */
 void qe_session_uncache(qe_session *self, uint32_t n_tokens);
 void qe_session_drop_pages(
     qe_session *self); /* after a lost device: n_cached = 0, page table empty, no unref */
 /* Makes the timeline equal @ids and returns the length of the prefix that was kept. Turns past it are gone. */
 uint32_t qe_session_replace(qe_session *self, const uint32_t *ids, uint32_t n);
-/* A new session with the first @n_tokens: sealed pages shared, a part-filled page copied. */
+/* A new session with the first @n_tokens, the turns that end in them and the KV there is: sealed pages shared, also when
+ * the cut lies inside one; our part-filled page copied (on COMPUTE). Reserved pages stay ours. NULL with the errors of
+ * qe_kv_page_alloc(). */
 qe_session *qe_session_fork(qe_session *self, uint64_t id, uint32_t n_tokens, GError **error);
 
 void qe_session_count_pages(const qe_session *self, uint32_t *n_entries /* [n_reserved], added to */);

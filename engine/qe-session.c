@@ -1,0 +1,374 @@
+/* qe-session.c: one conversation's timeline: ids, turns, page table.
+ *
+ *   tokens   0        16        32   n_cached      reserved
+ *            | SEALED | SEALED | TAIL: 5 of 16 | TAIL: fresh |
+ *
+ * Invariants, proved by qe_session_check():
+ *  1. n_cached <= n_ids, and the page table covers n_cached.
+ *  2. A page that n_cached fills to its end is SEALED (and perhaps shared).
+ *  3. A page past n_cached, in whole or in part, is TAIL and ours alone. One exception: after a cut into a page that
+ *     others hold too, that page stays SEALED and last (the *cut* page), until reserve makes it ours: by unsealing when
+ *     the others have gone, else by a copy. So cutting never allocates and never fails.
+ *  4. Turns are consecutive from id 0, in range, and each has begin <= text_begin <= end.
+ *
+ * The ids are the truth; the pages only remember work done for them. Whatever happens to pages, the ids decide what is
+ * computed again: n_cached shrinks and the engine prefills from there.
+ *
+ * Who owns what: the session owns its arrays and one pool reference for each entry of its page table. It frees pages
+ * while steps that write them may still run; qe-kv-pages.c says why that is sound. Thread: the engine's.
+ *
+ * Cost: append is O(ids), reserve, commit, rewind and fork are O(pages touched), check is O(pages + turns). */
+#include "engine/qe-session.h"
+
+struct qe_session {
+    qe_kv_pool *pool; /* borrowed */
+    uint64_t id;
+    GArray *ids;   /* uint32_t */
+    GArray *pages; /* qe_page */
+    GArray *turns; /* qe_turn */
+    uint32_t n_cached;
+};
+
+static uint32_t pages_for(uint32_t n_tokens)
+{
+    return n_tokens / QK_PAGE_TOKENS + (n_tokens % QK_PAGE_TOKENS != 0);
+}
+
+static qe_page *page_at(const qe_session *self, uint32_t i)
+{
+    g_assert(i < self->pages->len);
+    return &g_array_index(self->pages, qe_page, i);
+}
+
+qe_session *qe_session_new(qe_kv_pool *pool, uint64_t id)
+{
+    g_assert(pool != NULL);
+    qe_session *self = g_new0(qe_session, 1);
+    self->pool = pool;
+    self->id = id;
+    self->ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    self->pages = g_array_new(FALSE, FALSE, sizeof(qe_page));
+    self->turns = g_array_new(FALSE, FALSE, sizeof(qe_turn));
+    return self;
+}
+
+/* Gives back the references past the first @n_keep entries, last page first. */
+static void cut_page_table(qe_session *self, uint32_t n_keep)
+{
+    g_assert(n_keep <= self->pages->len);
+    for (uint32_t i = self->pages->len; i-- > n_keep;)
+        qe_kv_page_unref(self->pool, *page_at(self, i));
+    g_array_set_size(self->pages, n_keep);
+}
+
+void qe_session_free(qe_session *self)
+{
+    if (self == NULL)
+        return;
+    cut_page_table(self, 0);
+    g_array_free(self->ids, TRUE);
+    g_array_free(self->pages, TRUE);
+    g_array_free(self->turns, TRUE);
+    g_free(self);
+}
+
+uint64_t qe_session_id_of(const qe_session *self)
+{
+    return self->id;
+}
+
+uint32_t qe_session_n_ids(const qe_session *self)
+{
+    return self->ids->len;
+}
+
+const uint32_t *qe_session_ids(const qe_session *self)
+{
+    return (const uint32_t *)(void *)self->ids->data;
+}
+
+uint32_t qe_session_n_cached(const qe_session *self)
+{
+    return self->n_cached;
+}
+
+uint32_t qe_session_n_pages(const qe_session *self)
+{
+    return self->pages->len;
+}
+
+const qe_page *qe_session_pages(const qe_session *self)
+{
+    return (const qe_page *)(void *)self->pages->data;
+}
+
+uint32_t qe_session_n_turns(const qe_session *self)
+{
+    return self->turns->len;
+}
+
+const qe_turn *qe_session_turn(const qe_session *self, uint32_t i)
+{
+    g_assert(i < self->turns->len);
+    return &g_array_index(self->turns, qe_turn, i);
+}
+
+/* ---- Ids and turns ---- */
+
+void qe_session_append_ids(qe_session *self, const uint32_t *ids, uint32_t n)
+{
+    g_assert(n <= UINT32_MAX - self->ids->len);
+    if (n > 0)
+        g_array_append_vals(self->ids, ids, n);
+}
+
+static uint32_t turns_end(const qe_session *self)
+{
+    return self->turns->len > 0 ? qe_session_turn(self, self->turns->len - 1)->end : 0;
+}
+
+void qe_session_add_turn(qe_session *self, const qe_turn *turn)
+{
+    g_assert(turn->begin == turns_end(self));
+    g_assert(turn->begin <= turn->text_begin);
+    g_assert(turn->text_begin <= turn->end);
+    g_assert(turn->end <= self->ids->len);
+    g_array_append_vals(self->turns, turn, 1);
+}
+
+void qe_session_extend_turn(qe_session *self, uint32_t end, qe_turn_state state, bool has_reasoning)
+{
+    g_assert(self->turns->len > 0);
+    qe_turn *turn = &g_array_index(self->turns, qe_turn, self->turns->len - 1);
+    g_assert(end >= turn->end);
+    g_assert(end <= self->ids->len);
+    turn->end = end;
+    turn->state = state;
+    turn->has_reasoning = has_reasoning;
+}
+
+/* ---- KV: growing ---- */
+
+/* Whether the page that token n_cached goes to is a cut page (invariant 3). */
+static bool has_cut_page(const qe_session *self)
+{
+    if (self->n_cached % QK_PAGE_TOKENS == 0)
+        return false;
+    return qe_kv_page_state(self->pool, *page_at(self, self->n_cached / QK_PAGE_TOKENS)) == QE_PAGE_SEALED;
+}
+
+uint32_t qe_session_pages_needed(const qe_session *self, uint32_t n_tokens)
+{
+    if (n_tokens <= self->n_cached)
+        return 0;
+    uint32_t n_pages = pages_for(n_tokens), n_needed = 0;
+    if (n_pages > self->pages->len)
+        n_needed = n_pages - self->pages->len;
+    if (has_cut_page(self) &&
+        qe_kv_page_refs(self->pool, *page_at(self, self->n_cached / QK_PAGE_TOKENS)) > 1)
+        n_needed++;
+    return n_needed;
+}
+
+bool qe_session_reserve(qe_session *self, uint32_t n_tokens, GError **error)
+{
+    if (n_tokens <= self->n_cached)
+        return true;
+
+    uint32_t n_before = self->pages->len, n_pages = pages_for(n_tokens);
+    qe_page *cut = has_cut_page(self) ? page_at(self, self->n_cached / QK_PAGE_TOKENS) : NULL;
+    qe_page shared = QE_PAGE_NONE; /* the cut page that a copy has replaced */
+    if (cut != NULL && qe_kv_page_refs(self->pool, *cut) == 1) {
+        qe_kv_page_unseal(self->pool, *cut);
+    } else if (cut != NULL) {
+        qe_page copy;
+        if (!qe_kv_page_copy(self->pool, *cut, &copy, error))
+            return false;
+        shared = *cut;
+        *cut = copy;
+    }
+
+    while (self->pages->len < n_pages) {
+        qe_page page;
+        if (!qe_kv_page_alloc(self->pool, &page, error))
+            goto fail;
+        g_array_append_val(self->pages, page);
+    }
+    if (shared != QE_PAGE_NONE)
+        qe_kv_page_unref(self->pool, shared);
+    return true;
+
+fail: /* all or nothing: what others could use is given back */
+    cut_page_table(self, n_before);
+    if (shared != QE_PAGE_NONE) {
+        cut = page_at(self, self->n_cached / QK_PAGE_TOKENS);
+        qe_kv_page_unref(self->pool, *cut);
+        *cut = shared;
+    }
+    return false;
+}
+
+void qe_session_commit(qe_session *self, uint32_t n)
+{
+    g_assert(n <= self->ids->len - self->n_cached);
+    uint32_t n_cached = self->n_cached + n;
+    g_assert(pages_for(n_cached) <= self->pages->len);
+    for (uint32_t i = self->n_cached / QK_PAGE_TOKENS; i < pages_for(n_cached) && n > 0; i++) {
+        qe_page page = *page_at(self, i);
+        g_assert(qe_kv_page_state(self->pool, page) == QE_PAGE_TAIL); /* else reserve did not cover it */
+        if (n_cached / QK_PAGE_TOKENS > i)
+            qe_kv_page_seal(self->pool, page);
+    }
+    self->n_cached = n_cached;
+}
+
+void qe_session_release_reserved(qe_session *self)
+{
+    cut_page_table(self, pages_for(self->n_cached));
+}
+
+/* ---- KV: shrinking ---- */
+
+void qe_session_uncache(qe_session *self, uint32_t n_tokens)
+{
+    self->n_cached = MIN(self->n_cached, n_tokens);
+    cut_page_table(self, pages_for(self->n_cached));
+    if (has_cut_page(self)) {
+        qe_page page = *page_at(self, self->pages->len - 1);
+        if (qe_kv_page_refs(self->pool, page) == 1)
+            qe_kv_page_unseal(self->pool, page);
+    }
+}
+
+void qe_session_rewind(qe_session *self, uint32_t n_tokens)
+{
+    g_assert(n_tokens <= self->ids->len);
+    g_array_set_size(self->ids, n_tokens);
+    uint32_t n_turns = self->turns->len;
+    while (n_turns > 0 && qe_session_turn(self, n_turns - 1)->end > n_tokens)
+        n_turns--;
+    g_array_set_size(self->turns, n_turns);
+    qe_session_uncache(self, n_tokens);
+}
+
+void qe_session_drop_pages(qe_session *self)
+{
+    self->n_cached = 0;
+    g_array_set_size(self->pages, 0);
+}
+
+uint32_t qe_session_replace(qe_session *self, const uint32_t *ids, uint32_t n)
+{
+    const uint32_t *mine = qe_session_ids(self);
+    uint32_t n_common = 0, n_limit = MIN(n, self->ids->len);
+    while (n_common < n_limit && mine[n_common] == ids[n_common])
+        n_common++;
+    if (n_common < self->ids->len)
+        qe_session_rewind(self, n_common);
+    if (n_common < n)
+        qe_session_append_ids(self, ids + n_common, n - n_common);
+    return n_common;
+}
+
+/* ---- Fork ---- */
+
+qe_session *qe_session_fork(qe_session *self, uint64_t id, uint32_t n_tokens, GError **error)
+{
+    g_assert(n_tokens <= self->ids->len);
+    qe_session *child = qe_session_new(self->pool, id);
+    qe_session_append_ids(child, qe_session_ids(self), n_tokens);
+    for (uint32_t i = 0; i < self->turns->len && qe_session_turn(self, i)->end <= n_tokens; i++)
+        g_array_append_vals(child->turns, qe_session_turn(self, i), 1);
+
+    uint32_t n_cached = MIN(n_tokens, self->n_cached);
+    for (uint32_t i = 0; i < pages_for(n_cached); i++) {
+        qe_page page = *page_at(self, i);
+        if (qe_kv_page_state(self->pool, page) == QE_PAGE_SEALED) {
+            qe_kv_page_ref(self->pool, page); /* cut or not: a cut page is copied when the child writes */
+        } else if (!qe_kv_page_copy(self->pool, page, &page, error)) {
+            qe_session_free(child);
+            return NULL;
+        }
+        g_array_append_val(child->pages, page);
+    }
+    child->n_cached = n_cached;
+    return child;
+}
+
+/* ---- The checker ---- */
+
+void qe_session_count_pages(const qe_session *self, uint32_t *n_entries)
+{
+    for (uint32_t i = 0; i < self->pages->len; i++)
+        n_entries[*page_at(self, i)]++;
+}
+
+/* Fills @error with the session's name and the text. Returns false. */
+G_GNUC_PRINTF(3, 4)
+static bool broken(const qe_session *self, GError **error, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    g_autofree char *what = g_strdup_vprintf(format, args);
+    va_end(args);
+    g_set_error(error, QE_ERROR, QE_ERROR_FAILED, "session %" G_GUINT64_FORMAT ": %s", self->id, what);
+    return false;
+}
+
+static bool check_turns(const qe_session *self, GError **error)
+{
+    uint32_t begin = 0;
+    for (uint32_t i = 0; i < self->turns->len; i++) {
+        const qe_turn *turn = qe_session_turn(self, i);
+        if (turn->begin != begin)
+            return broken(
+                self, error, "turn %u begins at %u, but the last one ends at %u", i, turn->begin, begin);
+        if (turn->text_begin < turn->begin || turn->end < turn->text_begin || turn->end > self->ids->len)
+            return broken(self, error, "turn %u is [%u, text %u, %u) of %u ids", i, turn->begin,
+                turn->text_begin, turn->end, self->ids->len);
+        begin = turn->end;
+    }
+    return true;
+}
+
+static bool check_page(const qe_session *self, uint32_t i, GError **error)
+{
+    qe_page page = *page_at(self, i);
+    if (page >= qe_kv_pool_n_reserved(self->pool))
+        return broken(
+            self, error, "entry %u names page %u of %u", i, page, qe_kv_pool_n_reserved(self->pool));
+    qe_page_state state = qe_kv_page_state(self->pool, page);
+    uint64_t begin = (uint64_t)i * QK_PAGE_TOKENS, end = begin + QK_PAGE_TOKENS;
+    if (state == QE_PAGE_FREE)
+        return broken(self, error, "entry %u names page %u, which is FREE", i, page);
+    if (end <= self->n_cached && state != QE_PAGE_SEALED)
+        return broken(self, error, "page %u (entry %u) is full with %u tokens cached, yet not SEALED", page,
+            i, self->n_cached);
+    if (begin >= self->n_cached && state != QE_PAGE_TAIL)
+        return broken(self, error, "page %u (entry %u) is past the %u cached tokens, yet SEALED", page, i,
+            self->n_cached);
+    if (end > self->n_cached && state == QE_PAGE_SEALED && i != self->pages->len - 1)
+        return broken(self, error, "page %u (entry %u) is cut and SEALED, yet not the last of %u", page, i,
+            self->pages->len);
+    return true;
+}
+
+bool qe_session_check(const qe_session *self, GError **error)
+{
+    if (self->n_cached > self->ids->len)
+        return broken(self, error, "%u tokens cached of %u", self->n_cached, self->ids->len);
+    if (self->pages->len < pages_for(self->n_cached))
+        return broken(self, error, "%u pages for %u cached tokens", self->pages->len, self->n_cached);
+
+    g_autofree uint8_t *is_seen = g_new0(uint8_t, qe_kv_pool_n_reserved(self->pool) + 1);
+    for (uint32_t i = 0; i < self->pages->len; i++) {
+        if (!check_page(self, i, error))
+            return false;
+        uint8_t *seen = &is_seen[*page_at(self, i)];
+        if (*seen)
+            return broken(
+                self, error, "page %u is in the page table twice, again as entry %u", *page_at(self, i), i);
+        *seen = 1;
+    }
+    return check_turns(self, error);
+}
