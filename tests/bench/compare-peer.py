@@ -39,6 +39,8 @@ import subprocess
 import sys
 import time
 
+RUN_SECONDS_MAX = 240    # threads that wait by spinning take minutes once other programs hold the CPUs
+
 # key, title, unit format, whether smaller is better (None: not a speed)
 FIGURES = [
     ("ttft_ms", "first token, ms", "{:.1f}", True),
@@ -119,7 +121,10 @@ def machine_words():
 
 
 def run(command, what):
-    p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=RUN_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"compare-peer: {what} took over {RUN_SECONDS_MAX} s; is the machine busy? {shlex.join(command)}")
     if p.returncode:
         sys.exit(f"compare-peer: {what} ended with {p.returncode}: {shlex.join(command)}\n{p.stderr[-2000:]}")
     return p.stdout
