@@ -7,6 +7,7 @@
 #define QE_JSON_NUMBER_BYTES_MAX 128
 #define QE_JSON_CONFIG_BYTES_MAX (1u << 20)  /* config.json, generation_config.json */
 #define QE_JSON_INDEX_BYTES_MAX  (64u << 20) /* model.safetensors.index.json */
+#define QE_TOKENIZER_CONFIG_BYTES_MAX (16u << 20) /* tokenizer_config.json, chat_template.jinja */
 
 /* safetensors files. The header bound is the format's own. */
 #define QE_SAFETENSORS_HEADER_BYTES_MAX 100000000u

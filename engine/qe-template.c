@@ -1,0 +1,526 @@
+/* qe-template.c: renders conversations of the Qwen3 family to token ids. See qe-template.h.
+ *
+ * A builder collects text until a control token comes, then encodes the text as one segment: the pre-tokenizer joins
+ * "user\n" with what follows, so encoding the parts one by one would give other ids. */
+#include "engine/qe-template.h"
+
+#include <string.h>
+
+#include "engine/qe-json.h"
+#include "engine/qe-limits.h"
+
+struct qe_template {
+    qe_tokenizer *tokenizer;
+    uint32_t start_id, end_id, think_id, think_end_id;
+    int64_t eos_id;
+    uint32_t n_reply_prefix;
+    bool has_think_ids;
+    bool thinking_switch; /* enable_thinking = false puts an empty think block before the reply */
+    bool thinking_forced; /* "<think>\n" before every reply */
+    bool strips;          /* replies before the last user turn lose their reasoning */
+    bool rebuilds_think;  /* replies after it get their think block rebuilt */
+    bool rebuilds_always; /* the very last one also when it has no reasoning */
+    bool tool_responses;  /* user turns that are tool responses do not count as the last user turn */
+};
+
+/* ---- Recognising ---- */
+
+/* Parts that this renderer does not reproduce: other families, dates, default system prompts, images. */
+static const char *const foreign[] = {"strftime_now", "raise_exception", "|trim", "| trim", "bos_token",
+    "You are Qwen", "You are a helpful", "<|vision_start|>", "[INST]", "<|eot_id|>", "<|start_header_id|>",
+    "<start_of_turn>", "<|im_sep|>", "loop_messages", "builtin_tools"};
+
+static bool template_classify(qe_template *self, const char *file, const char *source, GError **error)
+{
+    static const char *const needed[] = {"<|im_start|>", "<|im_end|>", "add_generation_prompt", "assistant"};
+    bool think_close = strstr(source, "</think>") != NULL;
+
+    for (gsize i = 0; i < G_N_ELEMENTS(needed); i++)
+        if (strstr(source, needed[i]) == NULL) {
+            g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
+                "%s: chat_template: expected a chat template of the Qwen3 family, found one without \"%s\"; "
+                "use a "
+                "Qwen3 folder with its own tokenizer_config.json",
+                file, needed[i]);
+            return false;
+        }
+    for (gsize i = 0; i < G_N_ELEMENTS(foreign); i++)
+        if (strstr(source, foreign[i]) != NULL) {
+            g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
+                "%s: chat_template: expected a chat template of the Qwen3 family, found \"%s\", which they "
+                "do not "
+                "have; use a Qwen3 folder with its own tokenizer_config.json",
+                file, foreign[i]);
+            return false;
+        }
+    self->thinking_switch = strstr(source, "enable_thinking") != NULL;
+    self->thinking_forced = strstr(source, "assistant\\n<think>\\n' }}") != NULL && !self->thinking_switch;
+    self->strips = strstr(source, "'</think>' in") != NULL && strstr(source, "split('</think>')[-1]") != NULL;
+    self->rebuilds_think = strstr(source, "reasoning_content.strip") != NULL;
+    self->rebuilds_always = strstr(source, "loop.last or (not loop.last and reasoning_content)") != NULL;
+    self->tool_responses = strstr(source, "startswith('<tool_response>')") != NULL;
+    if (think_close && !self->strips) {
+        g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
+            "%s: chat_template: expected one of the Qwen3 family's ways to handle </think>, found another; "
+            "use a "
+            "Qwen3 folder with its own tokenizer_config.json",
+            file);
+        return false;
+    }
+    return true;
+}
+
+static bool find_control(
+    const qe_template *self, const char *file, const char *content, uint32_t *id, GError **error)
+{
+    if (qe_tokenizer_find(self->tokenizer, content, id) && qe_tokenizer_is_added(self->tokenizer, *id))
+        return true;
+    g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
+        "%s: chat_template: expected \"%s\" among the added tokens of tokenizer.json, found none", file,
+        content);
+    return false;
+}
+
+/* ---- Reading ---- */
+
+/* "chat_template": a string, or a list of {name, template} of which "default" counts. Returns: borrowed. */
+static const char *template_member(const char *file, JsonObject *root, GError **error)
+{
+    JsonNode *node = json_object_get_member(root, "chat_template");
+
+    if (node != NULL && JSON_NODE_HOLDS_VALUE(node) && json_node_get_value_type(node) == G_TYPE_STRING)
+        return json_node_get_string(node);
+    if (node != NULL && JSON_NODE_HOLDS_ARRAY(node)) {
+        JsonArray *list = json_node_get_array(node);
+
+        for (guint i = 0; i < json_array_get_length(list); i++) {
+            JsonNode *item = json_array_get_element(list, i);
+            JsonObject *object = JSON_NODE_HOLDS_OBJECT(item) ? json_node_get_object(item) : NULL;
+            qe_json_view view = {.label = file, .prefix = "chat_template[].", .object = object};
+            const char *name = NULL, *source = NULL;
+
+            if (object == NULL || !qe_json_get_string(&view, "name", NULL, &name, error) ||
+                !qe_json_get_string(&view, "template", NULL, &source, error)) {
+                if (error != NULL && *error == NULL)
+                    g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
+                        "%s: chat_template: expected objects with name and template", file);
+                return NULL;
+            }
+            if (strcmp(name, "default") == 0)
+                return source;
+        }
+    }
+    g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
+        "%s: chat_template: expected a string or a list with the template \"default\", found %s", file,
+        node == NULL ? "nothing" : "another type");
+    return NULL;
+}
+
+/* tokenizer_config.json's eos_token: a string or {"content": ...}. -1 when absent, null or unknown. */
+static int64_t read_eos(const qe_template *self, JsonObject *root)
+{
+    JsonNode *node = json_object_get_member(root, "eos_token");
+    const char *content = NULL;
+    uint32_t id;
+
+    if (node != NULL && JSON_NODE_HOLDS_OBJECT(node))
+        node = json_object_get_member(json_node_get_object(node), "content");
+    if (node != NULL && JSON_NODE_HOLDS_VALUE(node) && json_node_get_value_type(node) == G_TYPE_STRING)
+        content = json_node_get_string(node);
+    return content != NULL && qe_tokenizer_find(self->tokenizer, content, &id) ? (int64_t)id : -1;
+}
+
+static bool template_read(qe_template *self, const char *dir, GError **error)
+{
+    g_autofree char *config_path = g_build_filename(dir, "tokenizer_config.json", NULL);
+    g_autofree char *jinja_path = g_build_filename(dir, "chat_template.jinja", NULL);
+    g_autofree char *data = NULL;
+    g_autofree char *jinja = NULL;
+    const char *file = config_path, *source;
+    JsonObject *root;
+    size_t n;
+    bool ok;
+
+    if (!qe_file_read(config_path, QE_TOKENIZER_CONFIG_BYTES_MAX, &data, &n, error))
+        return false;
+    root = qe_json_parse(config_path, data, n, QE_JSON_BIG_INTEGERS, error);
+    if (root == NULL)
+        return false;
+    self->eos_id = read_eos(self, root);
+    if (g_file_test(jinja_path, G_FILE_TEST_EXISTS)) {
+        file = jinja_path;
+        ok = qe_file_read(jinja_path, QE_TOKENIZER_CONFIG_BYTES_MAX, &jinja, &n, error);
+        source = jinja;
+    } else {
+        source = template_member(config_path, root, error);
+        ok = source != NULL;
+    }
+    ok = ok && template_classify(self, file, source, error) &&
+         find_control(self, file, "<|im_start|>", &self->start_id, error) &&
+         find_control(self, file, "<|im_end|>", &self->end_id, error);
+    if (ok && (self->thinking_switch || self->thinking_forced || self->strips)) {
+        ok = find_control(self, file, "<think>", &self->think_id, error) &&
+             find_control(self, file, "</think>", &self->think_end_id, error);
+        self->has_think_ids = ok;
+    }
+    json_object_unref(root);
+    return ok;
+}
+
+/* ---- Building ---- */
+
+typedef struct {
+    const qe_template *self;
+    GString *text; /* of the open segment */
+    GArray *ids;
+    GError **error;
+    bool failed;
+} builder;
+
+static void put_text(builder *b, const char *text, gsize n)
+{
+    g_string_append_len(b->text, text, (gssize)n);
+}
+
+static void flush_text(builder *b)
+{
+    if (!b->failed && b->text->len > 0)
+        b->failed = !qe_tokenizer_encode(
+            b->self->tokenizer, b->text->str, b->text->len, QE_ENCODE_PLAIN, b->ids, b->error);
+    g_string_truncate(b->text, 0);
+}
+
+static void put_id(builder *b, uint32_t id)
+{
+    flush_text(b);
+    if (!b->failed)
+        g_array_append_val(b->ids, id);
+}
+
+/* Closes the builder. On failure @ids is as before. */
+static bool finish(builder *b, guint n_ids_before)
+{
+    flush_text(b);
+    g_string_free(b->text, TRUE);
+    if (b->failed)
+        g_array_set_size(b->ids, n_ids_before);
+    return !b->failed;
+}
+
+static builder begin(const qe_template *self, GArray *ids, GError **error)
+{
+    return (builder){.self = self, .text = g_string_new(NULL), .ids = ids, .error = error};
+}
+
+static const char *find_in(const char *text, gsize n, const char *word)
+{
+    return n == 0 ? NULL : memmem(text, n, word, strlen(word));
+}
+
+static const char *find_last_in(const char *text, gsize n, const char *word)
+{
+    const char *found = NULL, *at = text, *end = text + n;
+
+    while ((at = find_in(at, (gsize)(end - at), word)) != NULL)
+        found = at++;
+    return found;
+}
+
+static void strip_front(const char **text, gsize *n)
+{
+    while (*n > 0 && **text == '\n') {
+        (*text)++;
+        (*n)--;
+    }
+}
+
+static void strip_back(const char *text, gsize *n)
+{
+    while (*n > 0 && text[*n - 1] == '\n')
+        (*n)--;
+}
+
+/* What a message with reasoning becomes: the part after the last </think>. */
+static void cut_reasoning(const char **text, gsize *n)
+{
+    const char *close = find_last_in(*text, *n, "</think>"), *end = *text + *n;
+
+    if (close == NULL)
+        return;
+    *text = close + strlen("</think>");
+    *n = (gsize)(end - *text);
+    strip_front(text, n);
+}
+
+/* The reasoning of a message: between the last <think> and the first </think>, without newlines around it. */
+static void get_reasoning(const char *text, gsize n, const char **reasoning, gsize *n_reasoning)
+{
+    const char *close = find_in(text, n, "</think>"), *open;
+
+    *reasoning = text;
+    *n_reasoning = 0;
+    if (close == NULL)
+        return;
+    *n_reasoning = (gsize)(close - text);
+    strip_back(*reasoning, n_reasoning);
+    open = find_last_in(*reasoning, *n_reasoning, "<think>");
+    if (open != NULL) {
+        const char *end = *reasoning + *n_reasoning;
+        *reasoning = open + strlen("<think>");
+        *n_reasoning = (gsize)(end - *reasoning);
+    }
+    strip_front(reasoning, n_reasoning);
+}
+
+/* Assistant text as it stands: think tags are control tokens. */
+static void put_assistant_text(builder *b, const char *text, gsize n)
+{
+    while (b->self->has_think_ids && n > 0) {
+        const char *open = find_in(text, n, "<think>"), *close = find_in(text, n, "</think>");
+        bool is_open = open != NULL && (close == NULL || open < close);
+        const char *tag = is_open ? open : close;
+        gsize n_before;
+
+        if (tag == NULL)
+            break;
+        n_before = (gsize)(tag - text);
+        put_text(b, text, n_before);
+        put_id(b, is_open ? b->self->think_id : b->self->think_end_id);
+        n_before += strlen(is_open ? "<think>" : "</think>");
+        text += n_before;
+        n -= n_before;
+    }
+    put_text(b, text, n);
+}
+
+static void put_head(builder *b, qe_template_role role)
+{
+    static const char *const names[] = {"system\n", "user\n", "assistant\n"};
+
+    put_id(b, b->self->start_id);
+    put_text(b, names[role], strlen(names[role]));
+}
+
+static void put_end(builder *b)
+{
+    put_id(b, b->self->end_id);
+    put_text(b, "\n", 1);
+    flush_text(b);
+}
+
+/* An assistant message. @earlier: a user turn follows it; @last: nothing follows it. */
+static void put_assistant(builder *b, const char *text, gsize n, bool earlier, bool last)
+{
+    const qe_template *t = b->self;
+    const char *reasoning;
+    gsize n_reasoning;
+
+    put_head(b, QE_TEMPLATE_ASSISTANT);
+    if (t->rebuilds_think && !earlier) {
+        get_reasoning(text, n, &reasoning, &n_reasoning);
+        cut_reasoning(&text, &n);
+        if (n_reasoning > 0 || (last && t->rebuilds_always)) {
+            strip_back(reasoning, &n_reasoning);
+            put_id(b, t->think_id);
+            put_text(b, "\n", 1);
+            put_text(b, reasoning, n_reasoning);
+            put_text(b, "\n", 1);
+            put_id(b, t->think_end_id);
+            put_text(b, "\n\n", 2);
+            strip_front(&text, &n);
+        }
+        put_text(b, text, n);
+    } else if (t->strips && earlier) {
+        cut_reasoning(&text, &n);
+        put_text(b, text, n);
+    } else if (t->rebuilds_think) {
+        cut_reasoning(&text, &n);
+        put_text(b, text, n);
+    } else {
+        put_assistant_text(b, text, n);
+    }
+    put_end(b);
+}
+
+static void put_generation(builder *b, qe_template_thinking thinking)
+{
+    put_head(b, QE_TEMPLATE_ASSISTANT);
+    if (b->self->thinking_forced) {
+        put_id(b, b->self->think_id);
+        put_text(b, "\n", 1);
+    } else if (b->self->thinking_switch && thinking == QE_TEMPLATE_NO_THINK) {
+        put_id(b, b->self->think_id);
+        put_text(b, "\n\n", 2);
+        put_id(b, b->self->think_end_id);
+        put_text(b, "\n\n", 2);
+    }
+    flush_text(b);
+}
+
+/* ---- Public ---- */
+
+qe_template *qe_template_new(const char *dir, qe_tokenizer *tokenizer, GError **error)
+{
+    g_autoptr (qe_template)
+        self = g_new0(qe_template, 1);
+    g_autoptr (GArray)
+        prefix = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+
+    self->tokenizer = qe_tokenizer_ref(tokenizer);
+    if (!template_read(self, dir, error))
+        return NULL;
+    builder b = begin(self, prefix, error);
+    put_head(&b, QE_TEMPLATE_ASSISTANT);
+    if (!finish(&b, 0))
+        return NULL;
+    self->n_reply_prefix = prefix->len;
+    return g_steal_pointer(&self);
+}
+
+void qe_template_free(qe_template *self)
+{
+    if (self == NULL)
+        return;
+    qe_tokenizer_unref(self->tokenizer);
+    g_free(self);
+}
+
+bool qe_template_has_thinking(const qe_template *self)
+{
+    return self->thinking_switch;
+}
+
+bool qe_template_strips_reasoning(const qe_template *self)
+{
+    return self->strips;
+}
+
+uint32_t qe_template_end_id(const qe_template *self)
+{
+    return self->end_id;
+}
+
+int64_t qe_template_eos_id(const qe_template *self)
+{
+    return self->eos_id;
+}
+
+uint32_t qe_template_n_reply_prefix(const qe_template *self)
+{
+    return self->n_reply_prefix;
+}
+
+bool qe_template_append_message(const qe_template *self, qe_template_role role, const char *text,
+    gsize n_bytes, GArray *ids, GError **error)
+{
+    builder b = begin(self, ids, error);
+    guint before = ids->len;
+
+    if (role == QE_TEMPLATE_ASSISTANT) {
+        put_assistant(&b, text, n_bytes, true, false);
+    } else {
+        put_head(&b, role);
+        put_text(&b, text, n_bytes);
+        put_end(&b);
+    }
+    return finish(&b, before);
+}
+
+bool qe_template_append_generation(
+    const qe_template *self, qe_template_thinking thinking, GArray *ids, GError **error)
+{
+    builder b = begin(self, ids, error);
+    guint before = ids->len;
+
+    put_generation(&b, thinking);
+    return finish(&b, before);
+}
+
+bool qe_template_append_close(const qe_template *self, bool ended, GArray *ids, GError **error)
+{
+    builder b = begin(self, ids, error);
+    guint before = ids->len;
+
+    if (!ended)
+        put_id(&b, self->end_id);
+    put_text(&b, "\n", 1);
+    return finish(&b, before);
+}
+
+bool qe_template_strip_reply(
+    const qe_template *self, const uint32_t *ids, uint32_t n_ids, GArray *out, bool *changed, GError **error)
+{
+    g_autoptr (GString)
+        bytes = g_string_new(NULL);
+    g_autofree gsize *ends = g_new(gsize, (gsize)n_ids + 1);
+    const char *rest;
+    gsize n_rest, cut;
+    uint32_t i;
+
+    *changed = false;
+    for (i = 0; i < n_ids; i++) {
+        gsize n = 0;
+        const char *token = qe_tokenizer_token_bytes(self->tokenizer, ids[i], &n);
+
+        if (token != NULL)
+            g_string_append_len(bytes, token, (gssize)n);
+        ends[i] = bytes->len;
+    }
+    rest = bytes->str;
+    n_rest = bytes->len;
+    if (self->strips)
+        cut_reasoning(&rest, &n_rest);
+    cut = (gsize)(rest - bytes->str);
+    for (i = 0; cut > 0 && i < n_ids && ends[i] <= cut; i++)
+        *changed = true;
+    if (i < n_ids && cut > (i > 0 ? ends[i - 1] : 0)) {
+        /* The cut lies inside a token, "\n\nHi" say: its rest is the one piece that must be encoded again. */
+        *changed = true;
+        if (!qe_tokenizer_encode(self->tokenizer, rest, ends[i] - cut, QE_ENCODE_PLAIN, out, error))
+            return false;
+        i++;
+    }
+    g_array_append_vals(out, ids + i, n_ids - i);
+    return true;
+}
+
+static bool has_prefix(const qe_template_message *m, const char *word)
+{
+    return m->n_bytes >= strlen(word) && memcmp(m->text, word, strlen(word)) == 0;
+}
+
+static bool has_suffix(const qe_template_message *m, const char *word)
+{
+    return m->n_bytes >= strlen(word) && memcmp(m->text + m->n_bytes - strlen(word), word, strlen(word)) == 0;
+}
+
+bool qe_template_render(const qe_template *self, const qe_template_message *messages, uint32_t n_messages,
+    qe_template_thinking thinking, bool generation_prompt, GArray *ids, GError **error)
+{
+    builder b = begin(self, ids, error);
+    guint before = ids->len;
+    /* The family counts from the end of the list when there is no user turn; the shipped model from before it. */
+    int64_t last_user = self->tool_responses ? (int64_t)n_messages - 1 : -1;
+
+    for (int64_t i = (int64_t)n_messages - 1; i >= 0; i--)
+        if (messages[i].role == QE_TEMPLATE_USER &&
+            !(self->tool_responses && has_prefix(&messages[i], "<tool_response>") &&
+                has_suffix(&messages[i], "</tool_response>"))) {
+            last_user = i;
+            break;
+        }
+    for (uint32_t i = 0; i < n_messages; i++) {
+        const qe_template_message *m = &messages[i];
+
+        if (m->role == QE_TEMPLATE_ASSISTANT) {
+            put_assistant(&b, m->text, m->n_bytes, (int64_t)i <= last_user, i + 1 == n_messages);
+        } else {
+            put_head(&b, m->role);
+            put_text(&b, m->text, m->n_bytes);
+            put_end(&b);
+        }
+    }
+    if (generation_prompt)
+        put_generation(&b, thinking);
+    return finish(&b, before);
+}
