@@ -3,10 +3,10 @@
 #pragma once
 
 /* JSON files. The depth is checked before json-glib sees the text, because its parser recurses. */
-#define QE_JSON_DEPTH_MAX        128
-#define QE_JSON_NUMBER_BYTES_MAX 128
-#define QE_JSON_CONFIG_BYTES_MAX (1u << 20)  /* config.json, generation_config.json */
-#define QE_JSON_INDEX_BYTES_MAX  (64u << 20) /* model.safetensors.index.json */
+#define QE_JSON_DEPTH_MAX             128
+#define QE_JSON_NUMBER_BYTES_MAX      128
+#define QE_JSON_CONFIG_BYTES_MAX      (1u << 20)  /* config.json, generation_config.json */
+#define QE_JSON_INDEX_BYTES_MAX       (64u << 20) /* model.safetensors.index.json */
 #define QE_TOKENIZER_CONFIG_BYTES_MAX (16u << 20) /* tokenizer_config.json, chat_template.jinja */
 
 /* safetensors files. The header bound is the format's own. */
@@ -37,3 +37,35 @@
 /* Stop strings of a request. */
 #define QE_STOP_STRINGS_MAX 64u
 #define QE_STOP_BYTES_MAX   4096u
+/* ---- Engine ---- */
+#define QE_SESSIONS_MAX     256u  /* open sessions of an engine */
+#define QE_COMMANDS_MAX     1024u /* commands that wait for the engine thread; past it QE_ERROR_BUSY */
+#define QE_RUNNING_MAX      64u /* requests that compute at the same time: sequences and token slots of a step */
+#define QE_PROMPT_BYTES_MAX (64u << 20) /* text of one request */
+#define QE_STOP_STRINGS_MAX 64u
+#define QE_STOP_BYTES_MAX   4096u       /* of one stop string */
+#define QE_OUTBOX_BYTES     (64u << 10) /* text that waits for its reader; past it the request pauses */
+#define QE_OUTBOX_IDS       (16u << 10) /* ids that wait for their reader; past it the request pauses */
+
+/* ---- Steps ---- */
+#define QE_STEP_ROWS_DEFAULT 512u /* token rows of a step */
+#define QE_STEP_ROWS_MAX     8192u
+#define QE_STEP_MS_SHARED    50u  /* predicted length of a step while another request decodes or waits */
+#define QE_STEP_MS_ALONE     250u /* when one request has the device to itself */
+#define QE_PREFILL_ROWS_MIN                                                                                  \
+    8u /* a step always takes this much of the oldest prompt, however slow the device is */
+#define QE_LOGITS_BYTES    (16u << 20) /* of raw logits that one step may copy out */
+#define QE_LOGITS_ROWS_MAX 256u
+
+/* ---- KV memory ---- */
+/* kv_bytes_max = 0: the lesser of a quarter of the machine's memory and four full contexts, and at least one full
+ * context when half of the memory holds it. */
+#define QE_KV_MEMORY_DIVISOR 4u
+#define QE_KV_CONTEXTS       4u
+#define QE_KV_RESERVE_TOKENS                                                                                 \
+    256u /* admission of a reply without max_tokens counts on this many; it grows later */
+
+/* ---- Snapshot ---- */
+#define QE_SNAPSHOT_MS     100u /* least time between two publications */
+#define QE_HISTORY_SECONDS 300u
+#define QE_RATE_MS         1000u /* window of the rates */

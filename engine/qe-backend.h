@@ -1,0 +1,27 @@
+/* qe-backend.h: the engine's side of qk.h: which backends there are, opening one, statuses as errors. Internal. */
+#pragma once
+#include <glib.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "engine/qe-error.h"
+#include "kernels/qk.h"
+
+G_BEGIN_DECLS
+
+/* How the engine gets its backend, each time it needs one (first load, recovery). Tests give their own. */
+typedef qk_status (*qe_backend_open_fn)(void *user, qk_backend **out, char *error, size_t error_size);
+typedef struct {
+    qe_backend_open_fn open; /* NULL: by the three fields below */
+    void *user;
+    char *name; /* NULL: the first that is available */
+    char *isa;
+    uint32_t n_threads;
+} qe_backend_opener;
+
+/* Returns NULL with @error. */
+qk_backend *qe_backend_open(const qe_backend_opener *opener, GError **error);
+
+/* QE_ERROR for a status other than QK_OK: "@what: words of the backend". @backend may be NULL. */
+void qe_backend_set_error(GError **error, qk_backend *backend, qk_status status, const char *what);
+
+G_END_DECLS

@@ -1,0 +1,626 @@
+/* qe-core-run.c: rounds of computing: who may start, what the next step holds, what its results mean.
+ *
+ *   waiting --admit--> running --finish--> gone
+ *      ^------preempt-----/
+ *
+ * A running request stands at `pos`: positions before it are computed or in a step in flight. Its row at `pos` is a known
+ * id of the session, or, when pos = n_ids and a token is unread, the token in its slot. So step n+1 is submitted before
+ * the host knows step n's token; what turns out not to count (the reply ended, the request went) is ignored by its epoch,
+ * and its KV position is written again by whoever comes next.
+ *
+ * Invariants of a running request: n_cached <= pos <= n_ids + n_unread; n_unread <= 2; after its restart pos = n_cached,
+ * and then pos < n_ids: there is always a row to compute. */
+#include "engine/qe-core.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "engine/qe-limits.h"
+#include "engine/qe-turn.h"
+
+static double ms_between(gint64 from, gint64 to)
+{
+    return from && to > from ? (double)(to - from) / 1000 : 0;
+}
+
+/* ---- Progress as the reader sees it ---- */
+
+static void report(qe_request *request)
+{
+    qe_receipt *receipt = &request->receipt;
+    gint64 now = g_get_monotonic_time();
+    receipt->n_generated = request->n_generated;
+    receipt->prefill_ms = ms_between(request->admitted, request->first_token ? request->first_token : now);
+    receipt->first_token_ms = ms_between(request->called, request->first_token);
+    receipt->decode_ms = ms_between(request->first_token, request->last_token);
+    if (receipt->prefill_ms > 0 && request->first_token)
+        receipt->prefill_tokens_per_s = receipt->n_new * 1000.0 / receipt->prefill_ms;
+    if (receipt->decode_ms > 0)
+        receipt->decode_tokens_per_s = (request->n_generated - 1) * 1000.0 / receipt->decode_ms;
+    uint32_t n_cached = qe_session_n_cached(request->timeline->session);
+    qe_outbox_set_progress(
+        request->outbox, request->state, request->n_prompt, MIN(n_cached, request->n_prompt), receipt);
+}
+
+/* ---- Pages ---- */
+
+static bool is_paused(const qe_request *request)
+{
+    return request->paused;
+}
+
+/* Drops what was planned and not read: the request goes on from its committed tokens. */
+static void restart(qe_request *request)
+{
+    request->epoch++;
+    request->n_unread = 0;
+    request->history_set = false;
+    request->pos = qe_session_n_cached(request->timeline->session);
+}
+
+static void insert_by_serial(GPtrArray *list, qe_request *request)
+{
+    guint at = list->len;
+    while (at > 0 && ((qe_request *)list->pdata[at - 1])->serial > request->serial)
+        at--;
+    g_ptr_array_insert(list, (gint)at, request);
+}
+
+/* Back to the queue, without its pages; it computes its tokens again when it is admitted again. */
+static void preempt(qe_core *core, qe_request *request)
+{
+    qe_timeline *t = request->timeline;
+    core->slot_used[request->slot] = false;
+    request->slot = QK_NO_SLOT;
+    qe_session_uncache(t->session, 0);
+    qe_session_release_reserved(t->session);
+    restart(request);
+    request->state = QE_REQUEST_QUEUED;
+    g_ptr_array_remove(core->running, request);
+    insert_by_serial(core->waiting, request);
+    qe_stats_touch(core->stats);
+}
+
+/* Frees the pages of the session that was used longest ago; sessions whose request waits come after idle ones. */
+static bool drop_oldest(qe_core *core, const qe_timeline *keep)
+{
+    qe_timeline *oldest = NULL;
+    GHashTableIter iter;
+    void *value;
+    g_hash_table_iter_init(&iter, core->timelines);
+    while (g_hash_table_iter_next(&iter, NULL, &value)) {
+        qe_timeline *t = value;
+        if (t == keep || qe_session_n_pages(t->session) == 0)
+            continue;
+        if (t->request && t->request->state != QE_REQUEST_QUEUED)
+            continue;
+        if (!oldest || (t->request != NULL) < (oldest->request != NULL) ||
+            ((t->request != NULL) == (oldest->request != NULL) && t->last_used < oldest->last_used))
+            oldest = t;
+    }
+    if (!oldest)
+        return false;
+    qe_session_uncache(oldest->session, 0);
+    qe_session_release_reserved(oldest->session);
+    qe_stats_touch(core->stats);
+    return true;
+}
+
+/* Whose pages go when no idle session has any: a paused request, else the youngest that is younger than @request. */
+static qe_request *pick_victim(qe_core *core, const qe_request *request)
+{
+    qe_request *victim = NULL;
+    for (guint i = 0; i < core->running->len; i++) {
+        qe_request *r = core->running->pdata[i];
+        if (r == request || qe_session_n_pages(r->timeline->session) == 0)
+            continue;
+        if (is_paused(r))
+            return r;
+        if (r->serial > request->serial)
+            victim = r;
+    }
+    return victim;
+}
+
+/* Pages for the first @n_tokens of @request. When there are none: idle sessions give theirs, then younger requests; then
+ * it waits itself; and only when it has the pool to itself it fails. */
+static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens)
+{
+    for (;;) {
+        GError *error = NULL;
+        if (qe_session_reserve(request->timeline->session, n_tokens, &error))
+            return true;
+        if (g_error_matches(error, QE_ERROR, QE_ERROR_DEVICE_LOST)) {
+            qe_core_lose(core, error->message);
+            g_error_free(error);
+            return false;
+        }
+        if (!g_error_matches(error, QE_ERROR, QE_ERROR_NO_MEMORY)) {
+            qe_core_finish(core, request, QE_FINISH_ERROR, error);
+            return false;
+        }
+        if (drop_oldest(core, request->timeline)) {
+            g_error_free(error);
+            continue;
+        }
+        qe_request *victim = pick_victim(core, request);
+        if (victim) {
+            preempt(core, victim);
+        } else if (core->running->len > 1) {
+            preempt(core, request);
+            g_error_free(error);
+            return false;
+        } else {
+            qe_core_finish(core, request, QE_FINISH_ERROR, error);
+            return false;
+        }
+        g_error_free(error);
+    }
+}
+
+/* ---- Admission ---- */
+
+/* Tokens that admission counts on for @request. */
+static uint32_t promised_tokens(const qe_core *core, const qe_request *request)
+{
+    uint32_t n_ids = qe_session_n_ids(request->timeline->session);
+    uint32_t n_reply =
+        request->max_tokens ? request->n_generate_max : MIN(request->n_generate_max, QE_KV_RESERVE_TOKENS);
+    if (request->is_eval)
+        n_reply = 0;
+    uint64_t n = MAX((uint64_t)request->n_prompt + n_reply, n_ids);
+    return (uint32_t)MIN(n, core->capacity);
+}
+
+static bool may_start(qe_core *core, qe_request *request)
+{
+    qe_kv_pool *pool = core->pool;
+    g_array_set_size(core->page_counts, 0);
+    g_array_set_size(core->page_counts, qe_kv_pool_n_reserved(pool));
+    uint32_t *counts = (uint32_t *)(void *)core->page_counts->data;
+    if (core->page_counts->len)
+        memset(counts, 0, core->page_counts->len * sizeof *counts);
+    uint64_t n_promised = 0;
+    for (guint i = 0; i < core->running->len; i++) {
+        const qe_request *r = core->running->pdata[i];
+        if (is_paused(r))
+            continue;
+        if (core->page_counts->len)
+            qe_session_count_pages(r->timeline->session, counts);
+        n_promised += qe_session_pages_needed(r->timeline->session, promised_tokens(core, r));
+    }
+    if (core->page_counts->len)
+        qe_session_count_pages(request->timeline->session, counts);
+    uint32_t n_pinned = 0;
+    for (guint i = 0; i < core->page_counts->len; i++)
+        n_pinned += counts[i] != 0;
+    uint32_t n_needed = qe_session_pages_needed(request->timeline->session, promised_tokens(core, request));
+    /* What the pool can really hold: less than its budget once the device refused a slab. */
+    uint32_t n_pages_max = qe_kv_pool_n_used(pool) + qe_kv_pool_n_available(pool);
+    return qe_sched_admits(n_pages_max, n_pinned, (uint32_t)MIN(n_promised, UINT32_MAX), n_needed);
+}
+
+static void count_reuse(qe_timeline *t, qe_request *request)
+{
+    qe_receipt *receipt = &request->receipt;
+    uint32_t n_cached = qe_session_n_cached(t->session);
+    uint32_t n_known = MIN(t->n_computed, qe_session_n_ids(t->session));
+    uint32_t n_again = n_known > n_cached ? n_known - n_cached : 0;
+    if (!request->reuse_counted) {
+        receipt->n_prompt = request->n_prompt;
+        receipt->n_reused = n_cached;
+        receipt->n_new = request->n_prompt - n_cached;
+        receipt->n_recomputed = n_again + request->n_stripped;
+        request->reuse_counted = true;
+    } else {
+        receipt->n_recomputed += n_again;
+    }
+}
+
+static void start(qe_core *core, qe_request *request)
+{
+    qe_timeline *t = request->timeline;
+    if (request->no_reuse && !request->reuse_counted)
+        qe_session_uncache(t->session, 0);
+    /* The last row's logits exist only when it is computed; an eval wants those of its rows. */
+    uint32_t keep = qe_session_n_ids(t->session) - 1;
+    if (request->is_eval)
+        keep = MIN(keep, request->eval_first);
+    if (qe_session_n_cached(t->session) > keep)
+        qe_session_uncache(t->session, keep);
+    restart(request);
+    count_reuse(t, request);
+    for (uint32_t slot = 0; slot < QE_RUNNING_MAX; slot++) {
+        if (!core->slot_used[slot]) {
+            core->slot_used[slot] = true;
+            request->slot = slot;
+            break;
+        }
+    }
+    g_assert(request->slot != QK_NO_SLOT);
+    if (request->admitted == 0) {
+        request->admitted = g_get_monotonic_time();
+        request->receipt.queue_ms = ms_between(request->called, request->admitted);
+    }
+    request->state = request->n_generated ? QE_REQUEST_DECODE : QE_REQUEST_PREFILL;
+    g_ptr_array_remove(core->waiting, request);
+    insert_by_serial(core->running, request);
+    report(request);
+    qe_stats_touch(core->stats);
+}
+
+/* First come, first served: nobody overtakes a request that waits for pages, except one whose reader is away. */
+static void admit(qe_core *core)
+{
+    bool changed = false;
+    for (guint i = 0; i < core->waiting->len && core->running->len < QE_RUNNING_MAX;) {
+        qe_request *request = core->waiting->pdata[i];
+        if (qe_outbox_is_full(request->outbox)) {
+            i++;
+            continue;
+        }
+        if (core->running->len > 0 && !may_start(core, request))
+            break;
+        request->paused = false;
+        start(core, request);
+        changed = true;
+    }
+    for (guint i = 0; i < core->waiting->len; i++) {
+        qe_request *request = core->waiting->pdata[i];
+        qe_outbox_set_queued(request->outbox, i);
+    }
+    if (changed)
+        qe_stats_touch(core->stats);
+}
+
+/* ---- One step: planning ---- */
+
+typedef struct {
+    qe_request *request;
+    uint32_t epoch;
+    bool from_slot;
+} candidate;
+
+/* The row or rows that @request could compute now; false: none. */
+static bool next_rows(const qe_request *request, candidate *c, qe_sched_item *item)
+{
+    if (is_paused(request) || request->n_generated + request->n_unread >= MAX(request->n_generate_max, 1))
+        return false;
+    uint32_t n_ids = qe_session_n_ids(request->timeline->session);
+    *c = (candidate){.request = (qe_request *)request, .epoch = request->epoch};
+    *item = (qe_sched_item){.start = request->pos};
+    if (request->pos < n_ids) {
+        item->n_known = n_ids - request->pos;
+        item->decode = request->n_generated > 0 && item->n_known == 1;
+        if (request->is_eval)
+            item->n_logit_rows = MIN(item->n_known, n_ids - request->eval_first);
+        else if (request->n_top && !request->top_known)
+            item->n_logit_rows = 1;
+        return true;
+    }
+    if (request->n_unread == 0)
+        return false; /* an eval whose last rows are in flight */
+    item->n_known = 1;
+    item->decode = true;
+    c->from_slot = true;
+    return true;
+}
+
+static void fail_status(qe_core *core, qe_request *request, qk_status status, const char *what)
+{
+    GError *error = NULL;
+    qe_backend_set_error(&error, core->backend, status, what);
+    qe_core_finish(core, request, QE_FINISH_ERROR, error);
+}
+
+/* Adds @request's rows to the plan begun. false: it was ended instead. */
+static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *item)
+{
+    qe_request *request = c->request;
+    qe_session *session = request->timeline->session;
+    bool last = item->n_rows == item->n_known;
+    qe_step_member member = {
+        .request = request,
+        .epoch = request->epoch,
+        .start = request->pos,
+        .n_rows = item->n_rows,
+        .decode = item->decode,
+        .samples = last && !request->is_eval,
+    };
+    if (request->is_eval) {
+        uint32_t end = request->pos + item->n_rows;
+        member.n_logits = end > request->eval_first ? MIN(item->n_rows, end - request->eval_first) : 0;
+    }
+    member.wants_top = member.samples && request->n_top && !request->top_known && request->n_unread == 0;
+    qk_sampling sampling = request->sampling;
+    sampling.position = (uint64_t)request->pos + item->n_rows;
+    if (member.samples && !request->history_set) {
+        if (qe_request_has_penalty(request)) {
+            qk_status status = qk_context_set_history(core->context, request->slot,
+                (const int32_t *)qe_session_ids(session), qe_session_n_ids(session), request->n_prompt);
+            if (status == QK_DEVICE_LOST) {
+                qe_core_lose(core, qk_backend_error(core->backend));
+                return false;
+            }
+            if (status != QK_OK) {
+                fail_status(core, request, status, "Cannot set the penalty history");
+                return false;
+            }
+        }
+        request->history_set = true;
+    }
+    const uint32_t *ids = c->from_slot ? NULL : qe_session_ids(session) + request->pos;
+    qe_steps_add(core->steps, &member, ids, request->slot, &sampling, core->pool, qe_session_pages(session));
+    request->pos += item->n_rows;
+    request->n_unread += member.samples;
+    return true;
+}
+
+/* How long the step may take: short when somebody else would wait for it. */
+static double step_bound(const qe_core *core)
+{
+    uint32_t n_active = core->waiting->len;
+    for (guint i = 0; i < core->running->len; i++)
+        n_active += !is_paused(core->running->pdata[i]);
+    return n_active > 1 ? core->step_ms_shared : core->step_ms_alone;
+}
+
+static bool submit_step(qe_core *core)
+{
+    candidate candidates[QE_RUNNING_MAX];
+    qe_sched_item items[QE_RUNNING_MAX];
+    uint32_t n = 0;
+    bool prefill = false;
+
+    if (qe_steps_n_in_flight(core->steps) == 2)
+        return false;
+    for (guint i = 0; i < core->running->len; i++) {
+        if (next_rows(core->running->pdata[i], &candidates[n], &items[n])) {
+            prefill |= !items[n].decode;
+            n++;
+        }
+    }
+    if (n == 0)
+        return false;
+    /* Two long steps in flight would make a newcomer wait twice: with prompts at work the second waits for the first
+     * unless both are short. Decoding always stays one step ahead. */
+    double bound = step_bound(core);
+    if (qe_steps_n_in_flight(core->steps) && (prefill || qe_steps_prefill_in_flight(core->steps)) &&
+        qe_steps_predicted_in_flight(core->steps) > bound / 4)
+        return false;
+    qe_sched_limits limits = {
+        .ms_max = bound,
+        .rows_max = core->params.rows_max,
+        .logits_max = core->params.logits_max,
+        .seqs_max = core->params.seqs_max,
+        .outputs_max = core->params.outputs_max,
+    };
+    double predicted = qe_sched_plan(&core->cost, &limits, items, n, core->rotate++ % n);
+
+    /* Pages first, oldest request first: taking some may preempt a younger one, which then has no rows in the plan. */
+    for (uint32_t i = 0; i < n; i++) {
+        qe_request *r = candidates[i].request;
+        if (items[i].n_rows == 0 || r->epoch != candidates[i].epoch)
+            continue;
+        qe_request_ref(r);
+        ensure_pages(core, r, r->pos + items[i].n_rows);
+        bool lost = core->lost != NULL;
+        if (lost) {
+            qe_request_unref(r);
+            return false;
+        }
+        if (r->epoch != candidates[i].epoch)
+            items[i].n_rows = 0;
+        qe_request_unref(r);
+    }
+    if (!qe_steps_begin(core->steps))
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (items[i].n_rows == 0 || candidates[i].request->epoch != candidates[i].epoch)
+            continue;
+        add_rows(core, &candidates[i], &items[i]);
+        if (core->lost)
+            return false;
+    }
+    if (qe_steps_n_rows(core->steps) == 0)
+        return true; /* somebody was preempted or ended: look again */
+    qk_status status = qe_steps_submit(core->steps, predicted);
+    if (status == QK_OK)
+        return true;
+    if (status == QK_DEVICE_LOST) {
+        qe_core_lose(core, qk_backend_error(core->backend));
+        return false;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (items[i].n_rows && g_ptr_array_find(core->running, candidates[i].request, NULL))
+            fail_status(core, candidates[i].request, status, "The step was refused");
+    }
+    return true;
+}
+
+/* ---- One step: results ---- */
+
+static int compare_top(const void *a, const void *b)
+{
+    const qe_top *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit < y->logit ? 1 : -1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+static void give_top(qe_core *core, qe_request *request, const float *logits)
+{
+    uint32_t vocab = qe_model_get_config(core->model)->vocab;
+    g_autofree qe_top *top = g_new(qe_top, vocab);
+    double sum = 0;
+    float max = -INFINITY;
+    for (uint32_t i = 0; i < vocab; i++)
+        max = fmaxf(max, logits[i]);
+    for (uint32_t i = 0; i < vocab; i++)
+        sum += exp((double)logits[i] - max);
+    for (uint32_t i = 0; i < vocab; i++)
+        top[i] = (qe_top){i, logits[i], (float)((double)logits[i] - max - log(sum))};
+    qsort(top, vocab, sizeof *top, compare_top);
+    qe_outbox_set_top(request->outbox, top, MIN(request->n_top, vocab));
+    request->top_known = true;
+}
+
+/* The token at the end of the session is known now: text, ends. */
+static void accept_token(qe_core *core, qe_request *request, uint32_t id)
+{
+    qe_timeline *t = request->timeline;
+    gint64 now = g_get_monotonic_time();
+    if (request->first_token == 0)
+        request->first_token = now;
+    request->last_token = now;
+    request->state = QE_REQUEST_DECODE;
+    request->n_generated++;
+    qe_session_append_ids(t->session, &id, 1);
+
+    bool ends = !request->ignore_eos && qe_eos_list_contains(&core->eos, id);
+    qe_turn_extend(core, t, request, ends);
+    g_autoptr (GString)
+        text = g_string_new(NULL);
+    bool stopped = qe_reply_push(request->reply, id, text);
+    qe_outbox_push(request->outbox, text->str, text->len, &id, 1);
+    if (qe_outbox_is_full(request->outbox)) {
+        request->paused = true;
+        qe_stats_touch(core->stats);
+    }
+    report(request);
+    if (ends || stopped)
+        qe_core_finish(core, request, QE_FINISH_STOP, NULL);
+    else if (request->n_generated >= request->n_generate_max)
+        qe_core_finish(core, request, request->max_is_context ? QE_FINISH_CONTEXT : QE_FINISH_LENGTH, NULL);
+}
+
+/* The K and V of a row that gave NaN may be no better: nothing of this session's cache is used again. */
+static void fail_numeric(qe_core *core, qe_request *request)
+{
+    qe_session *session = request->timeline->session;
+    GError *error = g_error_new(QE_ERROR, QE_ERROR_NUMERIC, "The model gave an invalid number at token %u",
+        qe_session_n_ids(session));
+    qe_session_uncache(session, 0);
+    qe_core_finish(core, request, QE_FINISH_ERROR, error);
+}
+
+static void apply_member(qe_core *core, const qe_step_member *m, const qk_result *result)
+{
+    qe_request *request = m->request;
+    if (request->epoch != m->epoch || request->state == QE_REQUEST_DONE)
+        return;
+    qe_timeline *t = request->timeline;
+    g_assert(qe_session_n_cached(t->session) == m->start);
+    qe_session_commit(t->session, m->n_rows);
+    t->n_computed = MAX(t->n_computed, qe_session_n_cached(t->session));
+
+    uint32_t vocab = qe_model_get_config(core->model)->vocab;
+    if (request->is_eval) {
+        uint32_t first = m->start + m->n_rows - m->n_logits - request->eval_first;
+        if (m->n_logits)
+            memcpy(request->eval_out + (gsize)first * vocab, result->logits + (gsize)m->logits_output * vocab,
+                (gsize)m->n_logits * vocab * sizeof(float));
+        report(request);
+        if (m->start + m->n_rows == request->n_prompt)
+            qe_core_finish(core, request, QE_FINISH_LENGTH, NULL);
+        return;
+    }
+    if (!m->samples) {
+        report(request);
+        return;
+    }
+    request->n_unread--;
+    const qk_output_result *output = &result->outputs[m->sample_output];
+    if (m->wants_top)
+        give_top(core, request, result->logits + (gsize)m->sample_output * vocab);
+    if (output->flags & QK_RESULT_NOT_FINITE || output->token < 0 || (uint32_t)output->token >= vocab)
+        fail_numeric(core, request);
+    else if (request->n_generate_max == 0)
+        qe_core_finish(core, request, QE_FINISH_CONTEXT, NULL);
+    else
+        accept_token(core, request, (uint32_t)output->token);
+}
+
+/* The checker over the pool and every session: a broken invariant is a bug, and going on would corrupt replies. */
+static void check_all(qe_core *core)
+{
+    g_autoptr (GError)
+        error = NULL;
+    uint32_t n = qe_kv_pool_n_reserved(core->pool);
+    g_autofree uint32_t *counts = g_new0(uint32_t, MAX(n, 1));
+    GHashTableIter iter;
+    void *value;
+    g_hash_table_iter_init(&iter, core->timelines);
+    while (g_hash_table_iter_next(&iter, NULL, &value)) {
+        const qe_timeline *t = value;
+        if (!qe_session_check(t->session, &error))
+            g_error("session %" G_GUINT64_FORMAT ": %s", t->id, error->message);
+        qe_session_count_pages(t->session, counts);
+    }
+    if (!qe_kv_pool_check(core->pool, counts, &error))
+        g_error("page pool: %s", error->message);
+}
+
+static void read_step(qe_core *core)
+{
+    qe_step_done done;
+    if (!qe_steps_wait(core->steps, &done))
+        return;
+    if (done.status == QK_DEVICE_LOST) {
+        qe_core_lose(core, qk_backend_error(core->backend));
+        return;
+    }
+    if (done.status == QK_OK) {
+        qe_cost_observe(&core->cost, done.rows, done.attended, done.ms);
+        qe_stats_count(core->stats, done.n_prefill, done.n_decode);
+    }
+    for (uint32_t i = 0; i < done.n_members; i++) {
+        const qe_step_member *m = &done.members[i];
+        if (done.status == QK_OK)
+            apply_member(core, m, done.result);
+        else if (m->request->epoch != m->epoch || m->request->state == QE_REQUEST_DONE)
+            continue;
+        else if (done.status == QK_CANCELLED)
+            restart(m->request);
+        else
+            fail_status(core, m->request, done.status, "A step failed");
+    }
+    if (core->check)
+        check_all(core);
+}
+
+/* ---- The round ---- */
+
+static bool end_cancelled(qe_core *core, GPtrArray *list)
+{
+    for (guint i = 0; i < list->len; i++) {
+        qe_request *request = list->pdata[i];
+        if (qe_request_is_cancelled(request)) {
+            qe_core_finish(core, request, QE_FINISH_CANCELLED, NULL);
+            return true;
+        }
+    }
+    return false;
+}
+
+bool qe_core_advance(qe_core *core)
+{
+    if (core->lost || !core->steps)
+        return false;
+    while (end_cancelled(core, core->running) || end_cancelled(core, core->waiting))
+        ;
+    for (guint i = 0; i < core->running->len; i++) {
+        qe_request *request = core->running->pdata[i];
+        if (request->paused && !qe_outbox_is_full(request->outbox))
+            request->paused = false;
+    }
+    admit(core);
+    bool submitted = submit_step(core);
+    if (core->lost)
+        return false;
+    uint32_t n_in_flight = qe_steps_n_in_flight(core->steps);
+    if (n_in_flight == 2 || (n_in_flight == 1 && !submitted)) {
+        read_step(core);
+        return !core->lost;
+    }
+    return submitted;
+}

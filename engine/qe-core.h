@@ -1,0 +1,107 @@
+/* qe-core.h: the engine thread's world: the loaded model on its device, the page pool, all timelines, and the requests
+ * that wait and run. Internal; engine thread only. qe-engine.c owns the thread, the commands and what other threads see;
+ * here is what happens between two commands. */
+#pragma once
+#include <glib.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "engine/qe-backend.h"
+#include "engine/qe-kv-pages.h"
+#include "engine/qe-model.h"
+#include "engine/qe-queue.h"
+#include "engine/qe-request.h"
+#include "engine/qe-sched.h"
+#include "engine/qe-session.h"
+#include "engine/qe-stats.h"
+#include "engine/qe-step.h"
+#include "engine/qe-template.h"
+#include "engine/qe.h"
+
+G_BEGIN_DECLS
+
+/* A session and what the engine keeps about it. */
+typedef struct qe_timeline {
+    uint64_t id;
+    qe_session *session;
+    qe_request *request; /* one reference: the one that waits or runs; NULL when idle */
+    uint64_t last_used;  /* the core's clock: idle sessions give their pages oldest first */
+    uint32_t
+        n_computed; /* the first n ids had their KV computed at some time: what lies past n_cached is recomputed */
+    GError *broken; /* the fork that should have made it failed; its first request says so */
+    bool temporary; /* an eval without a session */
+} qe_timeline;
+
+typedef struct qe_core qe_core;
+
+/* What the core tells its owner, on the engine thread. */
+typedef struct {
+    void (*session_idle)(void *user, qe_session_id session); /* before its request's last word is sent */
+    void *user;
+} qe_core_events;
+
+struct qe_core {
+    /* Constant. */
+    qe_queue *queue; /* borrowed */
+    qe_stats *stats; /* borrowed */
+    qe_core_events events;
+    qe_backend_opener opener;
+    qe_kv_class kv_class;
+    uint64_t kv_bytes_max;
+    uint32_t context_wanted, step_rows_max, step_ms_shared, step_ms_alone;
+    bool check;
+
+    /* While a model is loaded; all NULL otherwise. After a loss the device part is NULL and the rest stays. */
+    qe_model *model;
+    qe_tokenizer *tokenizer;
+    qe_template *tmpl;
+    qe_eos_list eos;
+    qe_kv_pool *pool;
+    uint32_t context_max; /* tokens */
+    uint32_t capacity; /* tokens that one session can hold: context_max, or all pages when they are fewer */
+    /* The device part. */
+    qk_backend *backend;
+    qk_model *device_model;
+    qk_context *context;
+    qk_context_params params;
+    qe_steps *steps;
+
+    GHashTable *timelines; /* id -> qe_timeline, owned */
+    GPtrArray *waiting;    /* qe_request by serial, borrowed: the timeline owns */
+    GPtrArray *running;    /* the same */
+    bool slot_used[64];    /* QE_RUNNING_MAX */
+    qe_cost cost;
+    uint64_t clock, next_serial;
+    uint64_t next_temporary; /* ids of temporary timelines, from the top */
+    uint32_t rotate;
+    GError *lost;        /* the device was lost; cleared by recovery */
+    GArray *page_counts; /* uint32_t scratch */
+};
+
+/* Loading. @model, @tokenizer, @tmpl: consumed, also on failure. */
+bool qe_core_load(qe_core *core, qe_model *model, qe_tokenizer *tokenizer, qe_template *tmpl,
+    qk_progress_fn progress, void *user, GError **error);
+void qe_core_unload(qe_core *core);
+/* After a loss: opens and loads again; sessions keep ids and turns. */
+bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError **error);
+
+void qe_core_open(qe_core *core, qe_session_id id);
+void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent, uint32_t keep_messages);
+void qe_core_close(qe_core *core, qe_session_id id);
+/* @request: consumed. Prepares the prompt on its session and queues it. */
+void qe_core_generate(qe_core *core, qe_request *request);
+
+/* One round: cancels, resumes, admits, submits a step, reads a step. Returns false when there is nothing to do until a
+ * command or a kick comes. Sets core->lost when the device is gone. */
+bool qe_core_advance(qe_core *core);
+/* Ends every request. @error: copied into each; NULL: they end as cancelled. */
+void qe_core_end_all(qe_core *core, const GError *error);
+bool qe_core_publish(qe_core *core);
+
+/* Between the core's files. */
+void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError *error /* consumed */);
+void qe_core_lose(qe_core *core, const char *message);
+qe_timeline *qe_core_add_timeline(qe_core *core, uint64_t id);
+void qe_core_clear(qe_core *core); /* for freeing: unloads and frees the lists */
+void qe_core_init(qe_core *core);
+
+G_END_DECLS

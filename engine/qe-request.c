@@ -1,0 +1,179 @@
+/* qe-request.c: requests as their readers see them: made from checked parameters, taken from, waited for, cancelled.
+ * The engine thread's part of the struct is worked on in qe-core.c and qe-core-run.c. */
+#include "engine/qe-request.h"
+#include <string.h>
+#include "engine/qe-limits.h"
+#include "engine/qe-sampler.h"
+
+void qe_generate_params_init(qe_generate_params *params, const qe_model_info *info)
+{
+    *params = (qe_generate_params){.keep_messages = QE_KEEP_ALL};
+    qe_sampling_params_init(&params->sampling, info);
+}
+
+const char *qe_finish_name(qe_finish finish)
+{
+    switch (finish) {
+    case QE_FINISH_NONE:
+        break;
+    case QE_FINISH_STOP:
+        return "stop";
+    case QE_FINISH_LENGTH:
+    case QE_FINISH_CONTEXT:
+        return "length";
+    case QE_FINISH_CANCELLED:
+        return "cancelled";
+    case QE_FINISH_ERROR:
+        return "error";
+    }
+    return "";
+}
+
+static bool check_params(const qe_generate_params *params, GError **error)
+{
+    if (!qe_sampling_params_check(&params->sampling, error))
+        return false;
+    if (params->ids && (params->n_messages || params->whole_history)) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "A request has messages or ids, not both");
+        return false;
+    }
+    if (!params->ids && params->n_messages == 0) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "A request needs at least one message");
+        return false;
+    }
+    if (params->ids && params->n_ids == 0) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "A prompt of ids needs at least one id");
+        return false;
+    }
+    if (params->n_top > QE_TOP_MAX) {
+        g_set_error(
+            error, QE_ERROR, QE_ERROR_INVALID, "n_top must be at most %d, not %u", QE_TOP_MAX, params->n_top);
+        return false;
+    }
+    guint n_stop = params->stop ? g_strv_length((char **)params->stop) : 0;
+    if (n_stop > QE_STOP_STRINGS_MAX) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "At most %u stop strings, not %u", QE_STOP_STRINGS_MAX,
+            n_stop);
+        return false;
+    }
+    for (guint i = 0; i < n_stop; i++) {
+        gsize n = strlen(params->stop[i]);
+        if (n == 0 || n > QE_STOP_BYTES_MAX) {
+            g_set_error(error, QE_ERROR, QE_ERROR_INVALID,
+                "Stop string %u has %" G_GSIZE_FORMAT " bytes; allowed are 1 to %u", i, n, QE_STOP_BYTES_MAX);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool copy_messages(qe_request *self, const qe_generate_params *params, GError **error)
+{
+    gsize total = 0;
+    self->n_messages = params->n_messages;
+    self->messages = g_new0(qe_request_message, MAX(params->n_messages, 1));
+    for (uint32_t i = 0; i < params->n_messages; i++) {
+        const qe_message *m = &params->messages[i];
+        gsize n = m->n_bytes < 0 ? strlen(m->text) : (gsize)m->n_bytes;
+        if (n > QE_PROMPT_BYTES_MAX || (total += n) > QE_PROMPT_BYTES_MAX) {
+            g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "The messages have more than %u bytes of text",
+                QE_PROMPT_BYTES_MAX);
+            return false;
+        }
+        self->messages[i] = (qe_request_message){m->role, g_memdup2(m->text, n), n};
+    }
+    return true;
+}
+
+static qe_request *request_alloc(qe_queue *queue)
+{
+    qe_request *self = g_new0(qe_request, 1);
+    g_atomic_ref_count_init(&self->n_refs);
+    self->queue = qe_queue_ref(queue);
+    self->called = g_get_monotonic_time();
+    self->slot = QK_NO_SLOT;
+    self->sampling = (qk_sampling){.top_p = 1, .repetition_penalty = 1};
+    return self;
+}
+
+qe_request *qe_request_new(
+    qe_queue *queue, const qe_generate_params *params, gsize outbox_bytes, GError **error)
+{
+    if (!check_params(params, error))
+        return NULL;
+    qe_request *self = request_alloc(queue);
+    self->outbox = qe_outbox_new(outbox_bytes, params->wakeup, params->wakeup_user);
+    self->session_id = params->session;
+    self->keep_messages = params->keep_messages;
+    self->whole_history = params->whole_history;
+    self->thinking = params->thinking;
+    self->max_tokens = params->max_tokens;
+    self->stop = g_strdupv((char **)params->stop);
+    self->ignore_eos = params->ignore_eos;
+    self->no_reuse = params->no_reuse;
+    self->n_top = params->n_top;
+    qe_sampler_to_kernel(&params->sampling, &self->sampling);
+    if (params->ids) {
+        self->ids = g_memdup2(params->ids, (gsize)params->n_ids * sizeof *params->ids);
+        self->n_ids = params->n_ids;
+    } else if (!copy_messages(self, params, error)) {
+        qe_request_unref(self);
+        return NULL;
+    }
+    return self;
+}
+
+qe_request *qe_request_new_eval(
+    qe_queue *queue, qe_session_id session, const uint32_t *ids, uint32_t n_ids, uint32_t first, float *out)
+{
+    qe_request *self = request_alloc(queue);
+    self->outbox = qe_outbox_new(QE_OUTBOX_BYTES, NULL, NULL);
+    self->session_id = session;
+    self->is_eval = true;
+    self->ids = g_memdup2(ids, (gsize)n_ids * sizeof *ids);
+    self->n_ids = n_ids;
+    self->eval_first = first;
+    self->eval_out = out;
+    return self;
+}
+
+qe_request *qe_request_ref(qe_request *self)
+{
+    g_atomic_ref_count_inc(&self->n_refs);
+    return self;
+}
+
+void qe_request_unref(qe_request *self)
+{
+    if (!self || !g_atomic_ref_count_dec(&self->n_refs))
+        return;
+    for (uint32_t i = 0; self->messages && i < self->n_messages; i++)
+        g_free(self->messages[i].text);
+    g_free(self->messages);
+    g_free(self->ids);
+    g_strfreev(self->stop);
+    qe_reply_free(self->reply);
+    qe_outbox_free(self->outbox);
+    qe_queue_unref(self->queue);
+    g_free(self);
+}
+
+void qe_request_cancel(qe_request *self)
+{
+    g_atomic_int_set(&self->cancelled, 1);
+    qe_queue_cancel(self->queue, self);
+}
+
+bool qe_request_take(qe_request *self, qe_update *out)
+{
+    bool was_full;
+    bool news = qe_outbox_take(self->outbox, out, &was_full);
+    if (was_full)
+        qe_queue_kick(self->queue);
+    return news;
+}
+
+bool qe_request_wait(qe_request *self, int timeout_ms)
+{
+    return qe_outbox_wait(self->outbox, timeout_ms);
+}

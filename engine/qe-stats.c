@@ -1,0 +1,254 @@
+/* qe-stats.c: rates, history and publication of the snapshot.
+ *
+ * Invariants:
+ *  1. A published snapshot never changes; its memory goes with the last reference.
+ *  2. After a change a publication follows within QE_SNAPSHOT_MS of the one before, and one more when the rates of the
+ *     last second have decayed to zero. Then nothing is due. */
+#include "engine/qe-stats.h"
+#include <string.h>
+#include "engine/qe-limits.h"
+
+#define RATE_BUCKETS 20
+#define BUCKET_US    ((gint64)QE_RATE_MS * 1000 / RATE_BUCKETS)
+
+typedef struct {
+    gint64 index; /* time / BUCKET_US */
+    uint32_t n_prefill, n_decode;
+} rate_bucket;
+
+typedef struct {
+    qe_snapshot view; /* first: the public pointer */
+    gatomicrefcount n_refs;
+    qe_session_view *sessions;
+    qe_cell *cells;
+    uint32_t history[QE_HISTORY_SECONDS];
+} snapshot;
+
+struct qe_stats {
+    GMutex lock; /* guards latest */
+    snapshot *latest;
+    /* engine thread */
+    bool dirty, rates_live;
+    uint64_t serial;
+    gint64 last_publish;
+    rate_bucket buckets[RATE_BUCKETS];
+    uint32_t history[QE_HISTORY_SECONDS]; /* a ring */
+    uint32_t n_history, history_next;
+    gint64 history_second; /* of the newest entry */
+};
+
+void qe_snapshot_unref(const qe_snapshot *view)
+{
+    snapshot *self = (snapshot *)(void *)view;
+    if (!self || !g_atomic_ref_count_dec(&self->n_refs))
+        return;
+    for (int i = 0; i < QE_N_TIERS; i++)
+        g_free(self->view.tiers[i].reason);
+    g_free(self->sessions);
+    g_free(self->cells);
+    g_free(self);
+}
+
+qe_stats *qe_stats_new(void)
+{
+    qe_stats *self = g_new0(qe_stats, 1);
+    g_mutex_init(&self->lock);
+    for (int i = 0; i < RATE_BUCKETS; i++)
+        self->buckets[i].index = -1;
+    qe_stats_touch(self);
+    qe_stats_publish(self, &(qe_stats_input){0});
+    return self;
+}
+
+void qe_stats_free(qe_stats *self)
+{
+    if (!self)
+        return;
+    qe_snapshot_unref(&self->latest->view);
+    g_mutex_clear(&self->lock);
+    g_free(self);
+}
+
+void qe_stats_touch(qe_stats *self)
+{
+    self->dirty = true;
+}
+
+void qe_stats_count(qe_stats *self, uint32_t n_prefill, uint32_t n_decode)
+{
+    gint64 index = g_get_monotonic_time() / BUCKET_US;
+    rate_bucket *b = &self->buckets[index % RATE_BUCKETS];
+    if (b->index != index)
+        *b = (rate_bucket){.index = index};
+    b->n_prefill += n_prefill;
+    b->n_decode += n_decode;
+    self->dirty = self->rates_live = true;
+}
+
+gint64 qe_stats_deadline(const qe_stats *self)
+{
+    if (self->dirty)
+        return self->last_publish + (gint64)QE_SNAPSHOT_MS * 1000;
+    if (self->rates_live)
+        return self->last_publish + (gint64)QE_RATE_MS * 1000;
+    return 0;
+}
+
+static void measure_rates(qe_stats *self, gint64 now, qe_snapshot *view)
+{
+    uint64_t n_prefill = 0, n_decode = 0;
+    for (int i = 0; i < RATE_BUCKETS; i++) {
+        const rate_bucket *b = &self->buckets[i];
+        if (b->index >= 0 && b->index > now / BUCKET_US - RATE_BUCKETS) {
+            n_prefill += b->n_prefill;
+            n_decode += b->n_decode;
+        }
+    }
+    view->prefill_tokens_per_s = (double)n_prefill * 1000 / QE_RATE_MS;
+    view->decode_tokens_per_s = (double)n_decode * 1000 / QE_RATE_MS;
+    self->rates_live = n_prefill || n_decode;
+}
+
+/* One entry a second; seconds in which nothing was published had the pages of the publication before them. */
+static void extend_history(qe_stats *self, gint64 now, uint32_t n_used_before, uint32_t n_used)
+{
+    gint64 second = now / G_USEC_PER_SEC;
+    gint64 missing = self->n_history ? second - self->history_second : 1;
+    for (gint64 i = MIN(missing, (gint64)QE_HISTORY_SECONDS); i > 0; i--) {
+        self->history[self->history_next] = i == 1 ? n_used : n_used_before;
+        self->history_next = (self->history_next + 1) % QE_HISTORY_SECONDS;
+        self->n_history = MIN(self->n_history + 1, QE_HISTORY_SECONDS);
+    }
+    if (missing == 0 && self->n_history)
+        self->history[(self->history_next + QE_HISTORY_SECONDS - 1) % QE_HISTORY_SECONDS] = n_used;
+    self->history_second = second;
+}
+
+static void fill_cells(snapshot *s, const qe_stats_input *input)
+{
+    gsize n_cells = 0;
+    for (uint32_t i = 0; i < input->n_sessions; i++)
+        n_cells += qe_session_n_pages(input->sessions[i].session);
+    s->cells = g_new0(qe_cell, MAX(n_cells, 1));
+    s->sessions = g_new0(qe_session_view, MAX(input->n_sessions, 1));
+    uint8_t tier = input->is_host ? QE_TIER_HOST : QE_TIER_GPU;
+    qe_cell *cell = s->cells;
+    for (uint32_t i = 0; i < input->n_sessions; i++) {
+        const qe_session *session = input->sessions[i].session;
+        const qe_page *pages = qe_session_pages(session);
+        uint32_t n_cached = qe_session_n_cached(session);
+        qe_session_view *v = &s->sessions[i];
+        *v = (qe_session_view){
+            .id = qe_session_id_of(session),
+            .n_tokens = qe_session_n_ids(session),
+            .n_pages = qe_session_n_pages(session),
+            .running = input->sessions[i].running,
+            .cells = cell,
+        };
+        v->bytes = v->n_pages * qe_kv_pool_page_bytes(input->pool);
+        for (uint32_t k = 0; k < v->n_pages; k++, cell++) {
+            uint32_t n_refs = qe_kv_page_refs(input->pool, pages[k]);
+            uint32_t begin = k * QK_PAGE_TOKENS;
+            cell->flags = tier;
+            if (qe_kv_page_state(input->pool, pages[k]) == QE_PAGE_TAIL)
+                cell->flags |= QE_CELL_TAIL;
+            if (n_refs > 1) {
+                cell->flags |= QE_CELL_SHARED;
+                v->n_pages_shared++;
+            }
+            cell->n_refs = (uint8_t)MIN(n_refs, 255u);
+            cell->n_tokens = (uint8_t)(n_cached > begin ? MIN(n_cached - begin, QK_PAGE_TOKENS) : 0);
+        }
+    }
+    s->view.n_sessions = input->n_sessions;
+    s->view.sessions = s->sessions;
+}
+
+/* Why there is no GPU tier, in the words of the backend that would give one. */
+static char *gpu_reason(void)
+{
+    qk_probe probes[8];
+    size_t n = MIN(qk_probe_backends(probes, G_N_ELEMENTS(probes)), G_N_ELEMENTS(probes));
+    for (size_t i = 0; i < n; i++) {
+        if (g_strcmp0(probes[i].name, "cpu") != 0)
+            return g_strdup(probes[i].available ? "The model runs on the CPU." : probes[i].reason);
+    }
+    return g_strdup("This build has no GPU backend.");
+}
+
+static void fill_tiers(qe_snapshot *view, const qe_stats_input *input, char *gpu)
+{
+    view->tiers[QE_TIER_DISK].reason = g_strdup("Off");
+    qe_tier_view *home = &view->tiers[input->is_host || !input->pool ? QE_TIER_HOST : QE_TIER_GPU];
+    if (input->pool) {
+        uint64_t page_bytes = qe_kv_pool_page_bytes(input->pool);
+        home->present = true;
+        home->n_pages_used = qe_kv_pool_n_used(input->pool);
+        home->n_pages_shared = qe_kv_pool_n_shared(input->pool);
+        home->n_pages_max = qe_kv_pool_n_max(input->pool);
+        home->bytes_used = home->n_pages_used * page_bytes;
+        home->bytes_max = home->n_pages_max * page_bytes;
+        home->bytes_reserved = qe_kv_pool_n_reserved(input->pool) * page_bytes;
+        view->page_bytes = page_bytes;
+    } else {
+        home->reason = g_strdup("No model is loaded.");
+    }
+    if (home != &view->tiers[QE_TIER_GPU]) {
+        view->tiers[QE_TIER_GPU].reason = gpu;
+    } else {
+        g_free(gpu);
+        view->tiers[QE_TIER_HOST].reason = g_strdup("Off");
+    }
+}
+
+bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
+{
+    gint64 now = g_get_monotonic_time();
+    gint64 deadline = qe_stats_deadline(self);
+    if (deadline == 0 || (self->latest && now < deadline))
+        return false;
+    snapshot *s = g_new0(snapshot, 1);
+    g_atomic_ref_count_init(&s->n_refs);
+    s->view.serial = ++self->serial;
+    s->view.page_tokens = QK_PAGE_TOKENS;
+    s->view.n_running = input->n_running;
+    s->view.n_queued = input->n_queued;
+    /* Probing asks the machine, so the answer is asked for once and handed on from snapshot to snapshot. */
+    char *gpu = self->latest && self->latest->view.tiers[QE_TIER_GPU].reason
+                    ? g_strdup(self->latest->view.tiers[QE_TIER_GPU].reason)
+                    : gpu_reason();
+    fill_tiers(&s->view, input, gpu);
+    if (input->pool)
+        fill_cells(s, input);
+    measure_rates(self, now, &s->view);
+    uint32_t n_before = self->latest ? self->latest->view.tiers[QE_TIER_HOST].n_pages_used +
+                                           self->latest->view.tiers[QE_TIER_GPU].n_pages_used
+                                     : 0;
+    uint32_t n_used = input->pool ? qe_kv_pool_n_used(input->pool) : 0;
+    extend_history(self, now, n_before, n_used);
+    s->view.n_history = self->n_history;
+    s->view.history = s->history;
+    for (uint32_t i = 0; i < self->n_history; i++) {
+        uint32_t at = self->history_next + QE_HISTORY_SECONDS - self->n_history + i;
+        s->history[i] = self->history[at % QE_HISTORY_SECONDS];
+    }
+    self->last_publish = now;
+    self->dirty = false;
+
+    g_mutex_lock(&self->lock);
+    snapshot *before = self->latest;
+    self->latest = s;
+    g_mutex_unlock(&self->lock);
+    if (before)
+        qe_snapshot_unref(&before->view);
+    return true;
+}
+
+const qe_snapshot *qe_stats_dup_snapshot(qe_stats *self)
+{
+    g_mutex_lock(&self->lock);
+    snapshot *s = self->latest;
+    g_atomic_ref_count_inc(&s->n_refs);
+    g_mutex_unlock(&self->lock);
+    return &s->view;
+}

@@ -1,0 +1,45 @@
+/* qe-stats.h: counters and the snapshot that the cache panel shows. Internal.
+ *
+ * The engine thread counts and publishes; any thread takes the latest snapshot (immutable, reference-counted). Nothing
+ * here ticks: rates and the one-a-second history are worked out at publication, so an idle engine stays asleep. */
+#pragma once
+#include <glib.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "engine/qe-kv-pages.h"
+#include "engine/qe-session.h"
+#include "engine/qe.h"
+
+G_BEGIN_DECLS
+
+typedef struct qe_stats qe_stats;
+
+typedef struct {
+    const qe_session *session;
+    bool running;
+} qe_stats_session;
+
+/* What a publication reads. */
+typedef struct {
+    const qe_kv_pool *pool; /* NULL: no model is loaded */
+    bool is_host;           /* the pool's pages lie in host memory */
+    uint32_t n_sessions;
+    const qe_stats_session *sessions; /* by id */
+    uint32_t n_running, n_queued;
+} qe_stats_input;
+
+qe_stats *qe_stats_new(void);
+void qe_stats_free(qe_stats *self);
+
+/* Engine thread. */
+void qe_stats_count(qe_stats *self, uint32_t n_prefill, uint32_t n_decode);
+void qe_stats_touch(qe_stats *self); /* something that the snapshot shows has changed */
+/* When the next publication is due (monotonic microseconds); 0: nothing has changed, nothing decays. */
+gint64 qe_stats_deadline(const qe_stats *self);
+/* Publishes when due. Returns whether it did. */
+bool qe_stats_publish(qe_stats *self, const qe_stats_input *input);
+
+/* Any thread. */
+const qe_snapshot *qe_stats_dup_snapshot(qe_stats *self);
+
+G_END_DECLS

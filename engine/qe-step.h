@@ -1,0 +1,64 @@
+/* qe-step.h: the two steps of a context: fills their plans, submits, and reads results one step late. Internal; engine
+ * thread, except what the cancel registry of qe-queue.h does. The sole caller of the backend's step.
+ *
+ *   qe_steps_begin -> qe_steps_add for each sequence -> qe_steps_submit -> ... -> qe_steps_wait (the oldest in flight) */
+#pragma once
+#include <glib.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "engine/qe-kv-pages.h"
+#include "engine/qe-queue.h"
+#include "kernels/qk.h"
+
+G_BEGIN_DECLS
+
+struct qe_request;
+
+/* One sequence of a step, and what to do with its results. */
+typedef struct {
+    struct qe_request *request; /* one reference while the step is in flight */
+    uint32_t epoch; /* of the request when it was planned; results of an older epoch do not count */
+    uint32_t start, n_rows;
+    bool decode;            /* the row advances a running reply; else prompt rows */
+    bool samples;           /* its last row draws a token */
+    uint32_t sample_output; /* index of that output */
+    bool wants_top;         /* the logits of that output are wanted too */
+    uint32_t n_logits;      /* eval: the last n rows copy their logits out */
+    uint32_t logits_output; /* index of the first of them */
+} qe_step_member;
+
+typedef struct {
+    qk_status status;
+    uint32_t n_members;
+    const qe_step_member *members; /* valid until the next wait */
+    const qk_result *result;       /* QK_OK only; valid until the next submit */
+    double ms;                     /* how long the device worked on it */
+    double rows, attended;
+    uint32_t n_prefill, n_decode; /* rows of prompts, of running replies */
+} qe_step_done;
+
+typedef struct qe_steps qe_steps;
+
+/* Makes both steps. QK_OK or why not. */
+qk_status qe_steps_new(qk_context *context, qe_queue *queue, const qk_context_params *params, qe_steps **out);
+void qe_steps_free(qe_steps *self); /* waits for steps in flight; drops their references. NULL is fine */
+
+uint32_t qe_steps_n_in_flight(const qe_steps *self);
+double qe_steps_predicted_in_flight(const qe_steps *self); /* ms */
+bool qe_steps_prefill_in_flight(const qe_steps *self);
+
+/* false when both steps are in flight. */
+bool qe_steps_begin(qe_steps *self);
+/* Room of the plan begun: page-table entries. */
+bool qe_steps_fits_pages(const qe_steps *self, uint32_t n_pages);
+/* @ids: [member->n_rows] known tokens; or NULL for one row that takes its token from @slot. Reads the page table of
+ * @pages: n_pages = ceil((start + n_rows) / 16). @sampling: for member->samples. Fills in the member's output indices. */
+void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
+    const qk_sampling *sampling, const qe_kv_pool *pool, const qe_page *pages);
+uint32_t qe_steps_n_rows(const qe_steps *self); /* of the plan begun */
+/* On failure the plan is forgotten, its references dropped; nothing was enqueued. */
+qk_status qe_steps_submit(qe_steps *self, double predicted_ms);
+/* Waits for the oldest step in flight. Its members' references stay until the next call here. */
+bool qe_steps_wait(qe_steps *self, qe_step_done *done);
+
+G_END_DECLS

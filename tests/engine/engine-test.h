@@ -1,0 +1,39 @@
+/* engine-test.h: what the engine's tests share: an engine with the shipped model, a request run to its end. */
+#pragma once
+#include "engine/qe-backend.h"
+#include "engine/qe-engine.h"
+#include "engine/qe.h"
+
+/* One finished request. */
+typedef struct {
+    GString *text;
+    GArray *ids; /* uint32_t: generated, end token included */
+    qe_finish finish;
+    GError *error;
+    qe_receipt receipt;
+    qe_top *top;
+    uint32_t n_top;
+    uint32_t n_takes; /* that brought text */
+} et_result;
+
+/* Where the model is: QUIRE_TEST_MODEL, else the shipped one. */
+const char *et_model_dir(void);
+/* A backend for every engine of the test program; NULL (the default): the real ones. */
+void et_set_backend(qe_backend_open_fn open, void *user);
+/* Ready, greedy options of the test on top of: checker on, two threads. */
+qe_engine *et_engine_new(const qe_engine_options *options);
+
+void et_result_clear(et_result *result);
+G_DEFINE_AUTO_CLEANUP_CLEAR_FUNC(et_result, et_result_clear)
+
+/* Greedy parameters with @session's next user message. @message: storage that outlives the call. */
+qe_generate_params et_user(qe_session_id session, const char *text, qe_message *message);
+void et_finish(qe_request *request, et_result *result); /* takes until DONE; frees @request */
+void et_generate(qe_engine *engine, const qe_generate_params *params, et_result *result);
+/* A user turn, greedy, to its end. */
+void et_ask(
+    qe_engine *engine, qe_session_id session, const char *text, uint32_t max_tokens, et_result *result);
+qe_session_id et_open(qe_engine *engine);
+void et_assert_same(const et_result *a, const et_result *b); /* text, ids, finish */
+/* Pages used once the engine has nothing left to do. */
+uint32_t et_pages_used(qe_engine *engine);
