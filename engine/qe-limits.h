@@ -42,8 +42,6 @@
 #define QE_COMMANDS_MAX     1024u /* commands that wait for the engine thread; past it QE_ERROR_BUSY */
 #define QE_RUNNING_MAX      64u /* requests that compute at the same time: sequences and token slots of a step */
 #define QE_PROMPT_BYTES_MAX (64u << 20) /* text of one request */
-#define QE_STOP_STRINGS_MAX 64u
-#define QE_STOP_BYTES_MAX   4096u       /* of one stop string */
 #define QE_OUTBOX_BYTES     (64u << 10) /* text that waits for its reader; past it the request pauses */
 #define QE_OUTBOX_IDS       (16u << 10) /* ids that wait for their reader; past it the request pauses */
 
