@@ -72,6 +72,7 @@ typedef struct {
     uint32_t step_rows_max;  /* token rows in one step; 0: default */
     uint32_t step_ms_shared; /* predicted length of a step while others wait; 0: 50 */
     uint32_t step_ms_alone;  /* 0: default */
+    uint32_t outbox_bytes;   /* text that waits for a reader before its request pauses; 0: 64 KiB */
     bool check_invariants;   /* run the KV checker after every step (always in debug builds) */
     qe_wakeup_fn wakeup;     /* engine state or snapshot changed; may be NULL */
     void *wakeup_user;
@@ -197,7 +198,7 @@ typedef struct {
     uint32_t n_reused; /* of those, whose KV was there */
     uint32_t n_new;    /* prefilled now: n_prompt - n_reused */
     uint32_t
-        n_recomputed; /* of n_new: known tokens computed again (stripped reasoning, a dropped page, recovery) */
+        n_recomputed; /* known tokens computed again (stripped reasoning, dropped pages, recovery, a pause for pages) */
     uint32_t n_generated;
     int64_t
         first_mismatch; /* token position where the kept prefix ended before the old timeline did; -1: none */
@@ -227,7 +228,7 @@ typedef struct {
 } qe_update;
 
 /* Moves what is new into @out and returns whether anything changed since the last call. Never blocks on the engine. A
- * reader that takes nothing pauses its request once QE_OUTBOX_BYTES of text wait; text is never dropped. */
+ * reader that takes nothing pauses its request once outbox_bytes of text wait; text is never dropped. */
 bool qe_request_take(qe_request *request, qe_update *out);
 void qe_update_clear(qe_update *update);
 /* Waits for news, at most @timeout_ms (-1: for ever). Not on a UI thread. */

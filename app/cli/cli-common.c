@@ -4,7 +4,6 @@
 #include "app/cli/cli.h"
 
 #include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "app/quire-paths.h"
 
 #define INTERRUPT_POLL_MS 50
+#define UNSET (-G_MAXDOUBLE) /* an option that was not given; out of every option's range */
 
 static volatile sig_atomic_t interrupts;
 
@@ -128,9 +128,11 @@ cli_engine_start (const CliEngineOptions *o, uint32_t step_rows_max, qe_model_in
 void
 cli_sampling_options_init (CliSamplingOptions *o)
 {
-  *o = (CliSamplingOptions){ .temperature = NAN, .top_p = NAN, .min_p = NAN, .top_k = G_MININT64 };
-  o->repetition_penalty = NAN;
-  o->presence_penalty = NAN;
+  *o = (CliSamplingOptions){
+    .temperature = UNSET, .top_p = UNSET, .min_p = UNSET, .top_k = G_MININT64
+  };
+  o->repetition_penalty = UNSET;
+  o->presence_penalty = UNSET;
 }
 
 GOptionGroup *
@@ -213,15 +215,15 @@ cli_sampling_options_apply (const CliSamplingOptions *o, const qe_model_info *in
 
   qe_generate_params_init (params, info);
   s = &params->sampling;
-  if (!isnan (o->temperature))
+  if (o->temperature != UNSET)
     s->temperature = o->temperature;
-  if (!isnan (o->top_p))
+  if (o->top_p != UNSET)
     s->top_p = o->top_p;
-  if (!isnan (o->min_p))
+  if (o->min_p != UNSET)
     s->min_p = o->min_p;
-  if (!isnan (o->repetition_penalty))
+  if (o->repetition_penalty != UNSET)
     s->repetition_penalty = o->repetition_penalty;
-  if (!isnan (o->presence_penalty))
+  if (o->presence_penalty != UNSET)
     s->presence_penalty = o->presence_penalty;
   if (o->top_k != G_MININT64)
     s->top_k = o->top_k;

@@ -86,10 +86,10 @@ turn (Chat *chat, gboolean again)
     return cli_fail (CLI_USAGE, "%s", error->message);
   if (!chat->said_system && chat->options->system != NULL)
     messages[n++] = (qe_message){ QE_ROLE_SYSTEM, chat->options->system, -1 };
+  /* Again: the last message and its answer go, the message comes anew. Its ids are the same, so its cache stays. */
   if (again)
-    params.keep_messages = chat->n_messages - 1;
-  else
-    messages[n++] = (qe_message){ QE_ROLE_USER, chat->last_user, -1 };
+    params.keep_messages = chat->n_messages - 2;
+  messages[n++] = (qe_message){ QE_ROLE_USER, chat->last_user, -1 };
   params.session = chat->session;
   params.messages = messages;
   params.n_messages = n;
