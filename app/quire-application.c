@@ -224,7 +224,6 @@ quire_application_startup (GApplication *application)
     { "win.focus-composer", { "<Control>l", NULL } },
     { "chat.regenerate", { "<Control>r", NULL } },
     { "chat.copy-reply", { "<Control><Shift>c", NULL } },
-    { "chat.stop", { "Escape", NULL } },
   };
 
   G_APPLICATION_CLASS (quire_application_parent_class)->startup (application);

@@ -304,25 +304,18 @@ suggestions_new (void)
     N_ ("What is a KV cache?"),
     N_ ("Tell me a story."),
   };
-  GtkWidget *box = gtk_flow_box_new ();
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
 
-  gtk_flow_box_set_selection_mode (GTK_FLOW_BOX (box), GTK_SELECTION_NONE);
-  gtk_flow_box_set_max_children_per_line (GTK_FLOW_BOX (box), 3);
-  gtk_flow_box_set_column_spacing (GTK_FLOW_BOX (box), 6);
-  gtk_flow_box_set_row_spacing (GTK_FLOW_BOX (box), 6);
   gtk_widget_set_halign (box, GTK_ALIGN_CENTER);
   for (gsize i = 0; i < G_N_ELEMENTS (texts); i++)
     {
-      GtkWidget *child = gtk_flow_box_child_new ();
       GtkWidget *button = gtk_button_new_with_label (_ (texts[i]));
 
       gtk_widget_add_css_class (button, "pill");
       gtk_widget_add_css_class (button, "quire-suggestion");
       gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "chat.suggest");
       gtk_actionable_set_action_target (GTK_ACTIONABLE (button), "s", _ (texts[i]));
-      gtk_flow_box_child_set_child (GTK_FLOW_BOX_CHILD (child), button);
-      gtk_widget_set_focusable (child, FALSE);
-      gtk_flow_box_append (GTK_FLOW_BOX (box), child);
+      gtk_box_append (GTK_BOX (box), button);
     }
   return box;
 }
@@ -393,6 +386,7 @@ build (QuireChatView *self)
 
   self->status_page = adw_status_page_new ();
   gtk_widget_add_css_class (self->status_page, "compact");
+  gtk_widget_add_css_class (self->status_page, "quire-empty");
   adw_status_page_set_icon_name (ADW_STATUS_PAGE (self->status_page), QUIRE_APP_ID);
   adw_status_page_set_title (ADW_STATUS_PAGE (self->status_page), _ ("Start a Chat"));
   adw_status_page_set_child (ADW_STATUS_PAGE (self->status_page), suggestions_new ());

@@ -174,6 +174,7 @@ quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *opt
   g_source_attach (source, NULL);
   wake (source);
   g_signal_emit (self, signals[SESSIONS_LOST], 0);
+  g_signal_emit (self, signals[STATUS_CHANGED], 0);
   if (self->model_dir != NULL)
     qe_engine_load (self->engine, self->model_dir);
 

@@ -500,6 +500,21 @@ toggle_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   adw_flap_set_reveal_flap (flap, !adw_flap_get_reveal_flap (flap));
 }
 
+/* Escape stops the reply wherever the focus is, once the focused widget has left the key alone: it may be an input
+ * method's, or close a popover. */
+static gboolean
+key_pressed_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
+                GdkModifierType state, gpointer user_data)
+{
+  QuireChatView *chat = quire_window_get_chat (user_data);
+
+  if (keyval != GDK_KEY_Escape || chat == NULL
+      || !quire_conversation_is_running (quire_chat_view_get_conversation (chat)))
+    return GDK_EVENT_PROPAGATE;
+  quire_conversation_stop (quire_chat_view_get_conversation (chat));
+  return GDK_EVENT_STOP;
+}
+
 static void
 focus_composer_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
@@ -665,7 +680,11 @@ quire_window_init (QuireWindow *self)
     { "reload", engine_action, NULL, NULL, NULL, { 0 } },
   };
 
+  GtkEventController *keys = gtk_event_controller_key_new ();
+
   g_queue_init (&self->parked);
+  g_signal_connect (keys, "key-pressed", G_CALLBACK (key_pressed_cb), self);
+  gtk_widget_add_controller (GTK_WIDGET (self), keys);
   g_action_map_add_action_entries (G_ACTION_MAP (self), entries, G_N_ELEMENTS (entries), self);
   gtk_widget_init_template (GTK_WIDGET (self));
   set_reopen_enabled (self);
