@@ -192,7 +192,8 @@ static const known_part *find_part(const GString *spelling)
 
 static bool refuse(const char *file, const char *problem, const char *spelling, GError **error)
 {
-    g_autofree char *shown = qe_json_excerpt(spelling);
+    g_autofree char *valid = g_utf8_make_valid(spelling, -1);
+    g_autofree char *shown = qe_json_excerpt(valid);
     g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
         "%s: chat_template: expected a chat template that Quire knows (Qwen3, Qwen3-Instruct-2507, "
         "Qwen3-Thinking-2507, or "

@@ -99,6 +99,11 @@ static bool template_read(qe_template *self, const char *dir, GError **error)
     if (g_file_test(jinja_path, G_FILE_TEST_EXISTS)) {
         file = jinja_path;
         ok = qe_file_read(jinja_path, QE_TOKENIZER_CONFIG_BYTES_MAX, &jinja, &n, error);
+        if (ok && (strlen(jinja) != n || !g_utf8_validate(jinja, (gssize)n, NULL))) {
+            g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
+                "%s: expected UTF-8 text without NUL, found other bytes", file);
+            ok = false;
+        }
         source = jinja;
     } else {
         source = template_member(config_path, root, error);

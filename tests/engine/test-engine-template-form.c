@@ -92,7 +92,8 @@ static void test_other(void)
     }
     static const char *const foreign[] = {"", "\n", "text", "{{ messages }}",
         "{% for m in messages %}{{ m.content }}{% endfor %}", "{%", "{{", "{#", "{% if x", "{{ 'open",
-        "{{ \"\\", "{# open", "{%- if a -%}", "{% endif %}", "{", "{%-", "{{-", "{% %}", "{{}}", "{##}"};
+        "{{ \"\\", "{# open", "{%- if a -%}", "{% endif %}", "{", "{%-", "{{-", "{% %}", "{{}}", "{##}",
+        "\xff\xc3"};
     for (guint i = 0; i < G_N_ELEMENTS(foreign); i++)
         g_assert_false(accepts(foreign[i], &form));
     /* A part missing, doubled, out of order. */
