@@ -9,8 +9,8 @@
  *    whatever their dashes and line breaks.
  * 2. Known parts make sense only in a known order, see orders[].
  *
- * To teach a new template: run a test with G_MESSAGES_DEBUG=all, which shows the digest of each part; make sure that
- * qe-template.c renders what it renders (tests/fixtures/template/make.py); add the digest to parts[]. */
+ * To teach a new template: the error message has the digest of the first unknown part; make sure that qe-template.c
+ * renders what it renders (tests/fixtures/template/make.py); add the digest to parts[]. */
 #include "engine/qe-template-form.h"
 #include <string.h>
 #include "engine/qe-json.h"
@@ -179,14 +179,11 @@ static bool take_tag(lexer *l, char **word)
 
 /* ---- Parts ---- */
 
-static const known_part *find_part(const GString *spelling)
+static const known_part *find_part(const char *digest)
 {
-    g_autofree char *digest =
-        g_compute_checksum_for_string(G_CHECKSUM_SHA256, spelling->str, (gssize)spelling->len);
     for (guint i = 0; i < G_N_ELEMENTS(parts); i++)
         if (g_str_equal(parts[i].digest, digest))
             return &parts[i];
-    g_debug("unknown template part, SHA-256 %s: %s", digest, spelling->str);
     return NULL;
 }
 
@@ -205,10 +202,13 @@ static bool refuse(const char *file, const char *problem, const char *spelling, 
 /* Looks up the open part and starts the next one. */
 static bool close_part(lexer *l, const char *file, GString *order, qe_template_form *form, GError **error)
 {
-    const known_part *part = find_part(l->out);
+    g_autofree char *digest =
+        g_compute_checksum_for_string(G_CHECKSUM_SHA256, l->out->str, (gssize)l->out->len);
+    const known_part *part = find_part(digest);
     if (part == NULL) {
         g_autofree char *spelling = g_strdelimit(g_strdup(l->out->str), "\1", ' ');
-        return refuse(file, "a part", spelling, error);
+        g_autofree char *problem = g_strconcat("a part with SHA-256 ", digest, NULL);
+        return refuse(file, problem, spelling, error);
     }
     g_string_append_c(order, part->letter);
     form->thinking_switch |= part->form.thinking_switch;
