@@ -25,6 +25,7 @@ struct qe_engine {
     GThread *thread;
     qe_wakeup_fn wakeup;
     void *wakeup_user;
+    gsize outbox_bytes;
 
     GMutex lock;
     GCond changed;
@@ -255,6 +256,7 @@ qe_engine *qe_engine_new_with_backend(
     self->stats = qe_stats_new();
     self->wakeup = o->wakeup;
     self->wakeup_user = o->wakeup_user;
+    self->outbox_bytes = o->outbox_bytes ? o->outbox_bytes : QE_OUTBOX_BYTES;
     g_mutex_init(&self->lock);
     g_cond_init(&self->changed);
     self->sessions = g_hash_table_new_full(g_int64_hash, g_int64_equal, NULL, g_free);
@@ -551,7 +553,7 @@ static qe_request *post_request(qe_engine *self, qe_request *request, GError **e
 
 qe_request *qe_engine_generate(qe_engine *self, const qe_generate_params *params, GError **error)
 {
-    qe_request *request = qe_request_new(self->queue, params, error);
+    qe_request *request = qe_request_new(self->queue, params, self->outbox_bytes, error);
     return request ? post_request(self, request, error) : NULL;
 }
 

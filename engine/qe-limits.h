@@ -26,6 +26,17 @@
 #define QE_MODEL_POSITIONS_MAX  16777216u
 #define QE_MODEL_EOS_MAX        32
 #define QE_MODEL_NAME_BYTES_MAX 255
+
+/* Tokenizer files and text. */
+#define QE_TOKENIZER_BYTES_MAX        (512u << 20) /* tokenizer.json */
+#define QE_TOKENIZER_CONFIG_BYTES_MAX (16u << 20)  /* tokenizer_config.json, chat_template.jinja */
+#define QE_TOKENIZER_SPLITS_MAX       8            /* Split steps of a pre-tokenizer */
+#define QE_TOKENIZER_REGEX_BYTES_MAX  (64u << 10)
+#define QE_TEXT_BYTES_MAX             (512u << 20) /* one text to encode: its tokens' count fits 32 bits */
+
+/* Stop strings of a request. */
+#define QE_STOP_STRINGS_MAX 64u
+#define QE_STOP_BYTES_MAX   4096u
 /* ---- Engine ---- */
 #define QE_SESSIONS_MAX     256u  /* open sessions of an engine */
 #define QE_COMMANDS_MAX     1024u /* commands that wait for the engine thread; past it QE_ERROR_BUSY */

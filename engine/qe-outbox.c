@@ -14,6 +14,7 @@ struct qe_outbox {
     GCond cond;
     qe_wakeup_fn wakeup;
     void *wakeup_user;
+    gsize max_bytes;
     bool news, was_full;
     GString *text;
     GArray *ids;      /* uint32_t */
@@ -23,11 +24,12 @@ struct qe_outbox {
     GError *error;
 };
 
-qe_outbox *qe_outbox_new(qe_wakeup_fn wakeup, void *user)
+qe_outbox *qe_outbox_new(gsize max_bytes, qe_wakeup_fn wakeup, void *user)
 {
     qe_outbox *self = g_new0(qe_outbox, 1);
     g_mutex_init(&self->lock);
     g_cond_init(&self->cond);
+    self->max_bytes = max_bytes;
     self->wakeup = wakeup;
     self->wakeup_user = user;
     self->text = g_string_new(NULL);
@@ -63,7 +65,7 @@ static void unlock_with_news(qe_outbox *self)
 
 static bool is_full(const qe_outbox *self)
 {
-    return self->text->len >= QE_OUTBOX_BYTES || self->ids->len >= QE_OUTBOX_IDS;
+    return self->text->len >= self->max_bytes || self->ids->len >= QE_OUTBOX_IDS;
 }
 
 void qe_outbox_push(qe_outbox *self, const char *text, gsize n_text, const uint32_t *ids, uint32_t n_ids)

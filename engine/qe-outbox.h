@@ -2,7 +2,7 @@
  *
  * One writer (the engine thread), one reader at a time. Every function locks; none blocks except qe_outbox_wait().
  * The writer asks qe_outbox_full() before it computes more: a full outbox pauses its request, text is never dropped. The
- * bound is QE_OUTBOX_BYTES plus what one step and the end of the reply add. */
+ * bound is max_bytes plus what one step and the end of the reply add. */
 #pragma once
 #include <glib.h>
 #include <stdbool.h>
@@ -13,9 +13,9 @@ G_BEGIN_DECLS
 
 typedef struct qe_outbox qe_outbox;
 
-/* @wakeup: may be NULL; called on the writer's thread, without a lock, when the outbox goes from nothing new to
+/* @max_bytes: of text, QE_OUTBOX_BYTES by default. @wakeup: may be NULL; called on the writer's thread, without a lock, when the outbox goes from nothing new to
  * something new, and not again until the reader has taken. */
-qe_outbox *qe_outbox_new(qe_wakeup_fn wakeup, void *user);
+qe_outbox *qe_outbox_new(gsize max_bytes, qe_wakeup_fn wakeup, void *user);
 void qe_outbox_free(qe_outbox *self);
 
 /* Writer. Each may wake the reader. */

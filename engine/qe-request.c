@@ -96,12 +96,13 @@ static qe_request *request_alloc(qe_queue *queue)
     return self;
 }
 
-qe_request *qe_request_new(qe_queue *queue, const qe_generate_params *params, GError **error)
+qe_request *qe_request_new(
+    qe_queue *queue, const qe_generate_params *params, gsize outbox_bytes, GError **error)
 {
     if (!check_params(params, error))
         return NULL;
     qe_request *self = request_alloc(queue);
-    self->outbox = qe_outbox_new(params->wakeup, params->wakeup_user);
+    self->outbox = qe_outbox_new(outbox_bytes, params->wakeup, params->wakeup_user);
     self->session_id = params->session;
     self->keep_messages = params->keep_messages;
     self->whole_history = params->whole_history;
@@ -126,7 +127,7 @@ qe_request *qe_request_new_eval(
     qe_queue *queue, qe_session_id session, const uint32_t *ids, uint32_t n_ids, uint32_t first, float *out)
 {
     qe_request *self = request_alloc(queue);
-    self->outbox = qe_outbox_new(NULL, NULL);
+    self->outbox = qe_outbox_new(QE_OUTBOX_BYTES, NULL, NULL);
     self->session_id = session;
     self->is_eval = true;
     self->ids = g_memdup2(ids, (gsize)n_ids * sizeof *ids);

@@ -65,7 +65,8 @@ struct qe_request {
 };
 
 /* Returns: owned. Checks every argument; texts are copied. */
-qe_request *qe_request_new(qe_queue *queue, const qe_generate_params *params, GError **error);
+qe_request *qe_request_new(
+    qe_queue *queue, const qe_generate_params *params, gsize outbox_bytes, GError **error);
 /* @ids: copied; @out borrowed until the end. */
 qe_request *qe_request_new_eval(
     qe_queue *queue, qe_session_id session, const uint32_t *ids, uint32_t n_ids, uint32_t first, float *out);

@@ -43,6 +43,20 @@ static void add_turn(edit *e, qe_role role, qe_turn_state state, uint32_t begin,
     g_array_append_val(e->turns, turn);
 }
 
+/* What an edit appends and the session has already at that place is not cut off. */
+static void keep_common_prefix(const qe_session *session, edit *e)
+{
+    const uint32_t *ids = qe_session_ids(session) + e->cut;
+    uint32_t n = MIN(qe_session_n_ids(session) - e->cut, e->ids->len), same = 0;
+    while (same < n && ids[same] == g_array_index(e->ids, uint32_t, same))
+        same++;
+    e->cut += same;
+    if (same)
+        g_array_remove_range(e->ids, 0, same);
+    /* Of a stripped reply, what equals the long form was not put again. */
+    e->n_stripped = MIN(e->n_stripped, e->ids->len);
+}
+
 /* ---- Kept turns: closing, stripping ---- */
 
 /* The ids of a generated reply after its "<|im_start|>assistant\n", without an end token that is not the template's. */
@@ -143,18 +157,6 @@ static bool edit_kept(
         }
         break;
     }
-    /* What was appended but is there already is not cut off. */
-    const uint32_t *ids = qe_session_ids(session);
-    uint32_t n_same = 0, n_ids = qe_session_n_ids(session);
-    while (n_same < e->ids->len && e->cut + n_same < n_ids &&
-           g_array_index(e->ids, uint32_t, n_same) == ids[e->cut + n_same])
-        n_same++;
-    e->cut += n_same;
-    if (n_same)
-        g_array_remove_range(e->ids, 0, n_same);
-    /* Of a stripped reply, what equals the long form is kept and not put again. */
-    uint32_t n_again = e->ids->len;
-    e->n_stripped = MIN(e->n_stripped, n_again);
     return true;
 }
 
@@ -196,19 +198,8 @@ static bool edit_new_turn(
     if (!qe_template_append_generation(core->tmpl, (qe_template_thinking)request->thinking, e->ids, error))
         return false;
     add_turn(e, QE_ROLE_ASSISTANT, QE_TURN_OPEN, begin, edit_end(e));
+    keep_common_prefix(session, e);
     return true;
-}
-
-/* Cuts @e, which holds a whole timeline from position 0, at the end of what @session has of it already. */
-static void keep_common_prefix(const qe_session *session, edit *e)
-{
-    const uint32_t *ids = qe_session_ids(session);
-    uint32_t n = MIN(qe_session_n_ids(session), e->ids->len), same = 0;
-    while (same < n && ids[same] == g_array_index(e->ids, uint32_t, same))
-        same++;
-    e->cut = same;
-    if (same)
-        g_array_remove_range(e->ids, 0, same);
 }
 
 /* A whole conversation: each message begins at a message-begin token, which no text can spell. */

@@ -1,17 +1,27 @@
 /* qk-mock.h: a device for tests. It wraps the CPU backend and behaves like a discrete card at its least helpful:
  * device memory has addresses that the host cannot dereference, work and copies finish late and, across streams, in a
- * random order that the events allow, and faults are injected on request. It computes the CPU backend's bits.
- * Built into the tests only. */
+ * random order that the events allow, and faults are injected on request. It computes the CPU backend's bits. It also
+ * catches callers: a plan whose pages lie in no live buffer or that changes after the submit ends as QK_INVALID, and
+ * freeing a buffer that queued work names aborts. Weights are copied at load. Built into the tests only. */
 #pragma once
 #include "kernels/qk.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     uint64_t seed;         /* of the random order and delays */
     uint32_t delay_us_max; /* each operation is held back by a random time up to this */
-    uint64_t memory_bytes; /* device memory; an allocation past it gives QK_NO_MEMORY. 0: unlimited */
-    uint32_t fail_alloc;   /* the nth allocation from now fails (1 = the next); 0: none */
-    uint32_t lose_at;      /* the nth enqueued operation from now loses the device; 0: never */
-    uint32_t n_threads;    /* of the CPU backend inside */
+    uint64_t memory_bytes; /* device memory (device buffers, weights, contexts); an allocation past it gives
+                              QK_NO_MEMORY. 0: unlimited */
+    uint32_t
+        fail_alloc; /* the nth allocation (buffer of any memory, model, context, step) from now fails (1 = the
+                              next); 0: none */
+    uint32_t
+        lose_at; /* the nth step, copy (each one of an array) or fill enqueued from now loses the device when
+                              its turn comes, as a real device that faults; 0: never */
+    uint32_t n_threads; /* of the CPU backend inside */
     const char *isa;
 } qk_mock_options;
 
@@ -20,7 +30,13 @@ void qk_mock_fail_alloc(qk_backend *mock, uint32_t nth); /* from now */
 void qk_mock_lose_at(qk_backend *mock, uint32_t nth);    /* from now */
 
 typedef struct {
-    uint64_t n_steps, n_copies, n_buffers, device_bytes, device_bytes_peak;
+    uint64_t n_steps, n_copies;               /* that ran */
+    uint64_t n_buffers;                       /* that exist */
+    uint64_t device_bytes, device_bytes_peak; /* in use, and the most ever */
     uint64_t n_reordered; /* operations that ran before one submitted earlier on another stream */
 } qk_mock_stats;
 void qk_mock_get_stats(qk_backend *mock, qk_mock_stats *out);
+
+#ifdef __cplusplus
+}
+#endif

@@ -8,20 +8,24 @@
  *    of i keep all their lanes.
  * 2. Every load and FMA is asked for by name: nothing depends on what the compiler contracts or vectorises.
  *
- * Register tile: up to SIMD_MATMUL_ROWS rows by 4 outputs; each vector of w is widened once a tile. Around it:
- *   block of outputs (w in L2) > row tile > block of i (x tile in L1) > tiles of 4 outputs (w from L2).
- * One row: w is read once, 4 rows of it side by side, and the prefetches run ahead into the next 4.
- * Bytes: w once a call while n_rows <= SIMD_MATMUL_ROWS (memory-bound); 2 * n_rows * n_in * n_out flops.
+ * Register tile: a few rows by 4 or 2 outputs. Its outputs are not neighbours but lie a quarter (or half) of the range
+ * apart: each reads its rows of w one after the other, in one ascending run of memory. Hardware prefetchers follow
+ * four such runs at full speed; four neighbouring rows, whose addresses alternate within a page, they follow at about
+ * half (Zen 5: 14-20 GB/s against 27-31, plain reads 28-31), and prefetch instructions win back only part of it.
+ *
+ * Around the tile: block of output steps (w in L2) > row tile > block of i (x tile in L1) > output step (w from L2).
+ * Bytes: w once a call while one row tile holds all rows (memory-bound); else 2 * n_rows * n_in * n_out flops.
  *
  * Included by one .c file an instruction set, after its layer. */
 #pragma once
 
 enum {
-    MATMUL_OUTS = 4,        /* outputs of a register tile */
-    MATMUL_BLOCK_OUTS = 32, /* outputs whose w is kept in L2 while the row tiles pass; a multiple of 4 */
+    MATMUL_BLOCK_STEPS = 8, /* output steps whose w stays in L2 while the row tiles pass */
+    MATMUL_FEW_TILES =
+        4, /* up to so many row tiles one step at a time, with w in L1: less waiting for memory */
     MATMUL_BLOCK_IN = 1024, /* inputs of an x tile kept in L1; a multiple of SIMD_WIDTH */
     MATMUL_X_BYTES = 40960, /* x tiles up to this size are not cut */
-    MATMUL_AHEAD_BYTES = 2048,
+    MATMUL_OUTS_MAX = 4,
 };
 
 typedef struct {
@@ -31,168 +35,184 @@ typedef struct {
     size_t x_stride;
     const void *w; /* of output 0 */
     uint32_t n_in;
-    bool is_bf16;
+    uint32_t out_step; /* from one output of a tile to the next */
 } matmul_job;
 
-SIMD_INLINE const void *matmul_w_at(const void *w, size_t i, bool is_bf16)
+/* Outputs of a tile of @rows rows: as many as leave registers for x and w. */
+SIMD_INLINE uint32_t matmul_outs(uint32_t rows)
 {
-    return (const char *)w + i * (is_bf16 ? sizeof(qk_bf16) : sizeof(float));
+    return rows <= SIMD_MATMUL_ROWS ? 4 : 2;
 }
 
-SIMD_INLINE vec matmul_load_w(const void *w, size_t i, uint32_t n, bool is_bf16)
+SIMD_INLINE vec matmul_load_w(const char *w, size_t i, uint32_t n, bool is_bf16)
 {
-    const void *p = matmul_w_at(w, i, is_bf16);
     if (is_bf16) {
+        const qk_bf16 *p = (const qk_bf16 *)(const void *)w + i;
         return n == SIMD_WIDTH ? v_load_bf16(p) : v_load_bf16_n(p, n);
     }
+    const float *p = (const float *)(const void *)w + i;
     return n == SIMD_WIDTH ? v_load(p) : v_load_n(p, n);
 }
 
-/* One register tile over inputs [i_begin, i_end). @rows, @outs, @is_bf16 and @ahead are constants where this is
- * inlined. @aside: [rows * outs] accumulators to begin from unless i_begin is 0, and to leave unless i_end is n_in. */
-SIMD_INLINE void matmul_tile(const uint32_t rows, const uint32_t outs, const bool is_bf16, const bool ahead,
+/* One register tile over inputs [i_begin, i_end). @rows, @outs and @is_bf16 are constants where this is inlined.
+ * @aside: [rows * outs] accumulators to begin from unless i_begin is 0, and to leave unless i_end is n_in. */
+SIMD_INLINE void matmul_tile(const uint32_t rows, const uint32_t outs, const bool is_bf16,
     const matmul_job *job, uint32_t row, uint32_t out, uint32_t i_begin, uint32_t i_end, float *aside)
 {
-    const float *x[SIMD_MATMUL_ROWS];
-    const void *w[MATMUL_OUTS];
-    vec sum[SIMD_MATMUL_ROWS][MATMUL_OUTS];
+    const float *x[SIMD_MATMUL_ROWS_MAX];
+    const char *w[MATMUL_OUTS_MAX];
+    vec sum[SIMD_MATMUL_ROWS_MAX * MATMUL_OUTS_MAX];
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < rows; r++) {
         x[r] = job->x + (size_t)(row + r) * job->x_stride;
-#pragma GCC unroll 8
-        for (uint32_t o = 0; o < outs; o++) {
-            sum[r][o] = i_begin == 0 ? v_zero() : v_load(aside + (size_t)(r * outs + o) * SIMD_WIDTH);
-        }
     }
 #pragma GCC unroll 8
     for (uint32_t o = 0; o < outs; o++) {
-        w[o] = matmul_w_at(job->w, (size_t)(out + o) * job->n_in, is_bf16);
+        const size_t first = ((size_t)out + (size_t)o * job->out_step) * job->n_in;
+        w[o] = (const char *)job->w + first * (is_bf16 ? sizeof(qk_bf16) : sizeof(float));
+    }
+#pragma GCC unroll 32
+    for (uint32_t k = 0; k < rows * outs; k++) {
+        sum[k] = i_begin == 0 ? v_zero() : v_load(aside + (size_t)k * SIMD_WIDTH);
     }
 
     uint32_t i = i_begin;
     for (; i_end - i >= SIMD_WIDTH; i += SIMD_WIDTH) {
-        vec xv[SIMD_MATMUL_ROWS];
+        vec xv[SIMD_MATMUL_ROWS_MAX];
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < rows; r++) {
             xv[r] = v_load(x[r] + i);
         }
 #pragma GCC unroll 8
         for (uint32_t o = 0; o < outs; o++) {
-            vec wv = matmul_load_w(w[o], i, SIMD_WIDTH, is_bf16);
-            if (ahead) {
-                uintptr_t next = (uintptr_t)matmul_w_at(w[o], i, is_bf16) + MATMUL_AHEAD_BYTES;
-                _mm_prefetch((const char *)next, _MM_HINT_T0);
-            }
+            const vec wv = matmul_load_w(w[o], i, SIMD_WIDTH, is_bf16);
 #pragma GCC unroll 8
             for (uint32_t r = 0; r < rows; r++) {
-                sum[r][o] = v_fma(xv[r], wv, sum[r][o]);
+                sum[r * outs + o] = v_fma(xv[r], wv, sum[r * outs + o]);
             }
         }
     }
     if (i < i_end) {
         const uint32_t n = i_end - i;
 #pragma GCC unroll 8
-        for (uint32_t r = 0; r < rows; r++) {
-            vec xv = v_load_n(x[r] + i, n);
+        for (uint32_t o = 0; o < outs; o++) {
+            const vec wv = matmul_load_w(w[o], i, n, is_bf16);
 #pragma GCC unroll 8
-            for (uint32_t o = 0; o < outs; o++) {
-                sum[r][o] = v_fma(xv, matmul_load_w(w[o], i, n, is_bf16), sum[r][o]);
+            for (uint32_t r = 0; r < rows; r++) {
+                sum[r * outs + o] = v_fma(v_load_n(x[r] + i, n), wv, sum[r * outs + o]);
             }
         }
     }
 
+    if (i_end < job->n_in) {
+#pragma GCC unroll 32
+        for (uint32_t k = 0; k < rows * outs; k++) {
+            v_store(aside + (size_t)k * SIMD_WIDTH, sum[k]);
+        }
+        return;
+    }
+    float *y = job->y + (size_t)row * job->y_stride + out;
 #pragma GCC unroll 8
-    for (uint32_t r = 0; r < rows; r++) {
-        float *y = job->y + (size_t)(row + r) * job->y_stride + out;
-        if (i_end < job->n_in) {
-#pragma GCC unroll 8
-            for (uint32_t o = 0; o < outs; o++) {
-                v_store(aside + (size_t)(r * outs + o) * SIMD_WIDTH, sum[r][o]);
-            }
-        } else if (outs == MATMUL_OUTS) {
-            _mm_storeu_ps(y, v_sum4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
-        } else {
-            y[0] = v_sum(sum[r][0]);
+    for (uint32_t k = 0; k < rows * outs; k += 4) {
+        float four[4];
+        const uint32_t n = rows * outs - k < 4 ? rows * outs - k : 4;
+        _mm_storeu_ps(four, v_sum4(sum[k], n > 1 ? sum[k + 1] : v_zero(), n > 2 ? sum[k + 2] : v_zero(),
+                                n > 3 ? sum[k + 3] : v_zero()));
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < n; j++) {
+            y[(size_t)((k + j) / outs) * job->y_stride + (size_t)((k + j) % outs) * job->out_step] = four[j];
         }
     }
 }
 
-/* A tile whose shape is only known now: picks the inlined one. */
+/* A tile whose rows are only known now, of the outputs that go with them, or of one: picks the inlined one. */
 #define MATMUL_CASE(rows_)                                                                                   \
     case rows_:                                                                                              \
-        if (outs == MATMUL_OUTS) {                                                                           \
-            matmul_tile(rows_, MATMUL_OUTS, is_bf16, ahead, job, row, out, i_begin, i_end, aside);           \
+        if (single) {                                                                                        \
+            matmul_tile(rows_, 1, is_bf16, job, row, out, i_begin, i_end, aside);                            \
         } else {                                                                                             \
-            matmul_tile(rows_, 1, is_bf16, ahead, job, row, out, i_begin, i_end, aside);                     \
+            matmul_tile(rows_, matmul_outs(rows_), is_bf16, job, row, out, i_begin, i_end, aside);           \
         }                                                                                                    \
         break;
 
-SIMD_INLINE void matmul_any_tile(const bool is_bf16, const bool ahead, const matmul_job *job, uint32_t rows,
-    uint32_t outs, uint32_t row, uint32_t out, uint32_t i_begin, uint32_t i_end, float *aside)
+SIMD_INLINE void matmul_any_tile(const bool is_bf16, bool single, const matmul_job *job, uint32_t rows,
+    uint32_t row, uint32_t out, uint32_t i_begin, uint32_t i_end, float *aside)
 {
     switch (rows) {
         MATMUL_CASE(1)
         MATMUL_CASE(2)
         MATMUL_CASE(3)
-#if SIMD_MATMUL_ROWS >= 6
         MATMUL_CASE(4)
         MATMUL_CASE(5)
         MATMUL_CASE(6)
+#if SIMD_MATMUL_ROWS_MAX >= 8
+        MATMUL_CASE(7)
+        MATMUL_CASE(8)
 #endif
     }
 }
 
-/* One row tile against outputs [o_begin, o_end), at most MATMUL_BLOCK_OUTS of them. */
-SIMD_INLINE void matmul_row_tile(const bool is_bf16, const bool ahead, const matmul_job *job, uint32_t rows,
+/* One row tile and the tiles that begin at outputs [o_begin, o_end), at most MATMUL_BLOCK_STEPS of them. */
+SIMD_INLINE void matmul_row_tile(const bool is_bf16, bool single, const matmul_job *job, uint32_t rows,
     uint32_t row, uint32_t o_begin, uint32_t o_end)
 {
-    float aside[SIMD_MATMUL_ROWS * MATMUL_BLOCK_OUTS * SIMD_WIDTH] __attribute__((aligned(64)));
+    float aside[SIMD_MATMUL_ROWS_MAX * MATMUL_OUTS_MAX * MATMUL_BLOCK_STEPS * SIMD_WIDTH]
+        __attribute__((aligned(64)));
+    const uint32_t n_sums = rows * MATMUL_OUTS_MAX;
     const bool whole = (size_t)rows * job->n_in * sizeof(float) <= MATMUL_X_BYTES;
     const uint32_t i_step = whole ? job->n_in : MATMUL_BLOCK_IN;
-    for (uint32_t i = 0; i < job->n_in || i == 0; i += i_step) {
-        const uint32_t i_end = job->n_in - i <= i_step ? job->n_in : i + i_step;
-        for (uint32_t o = o_begin; o < o_end;) {
-            const uint32_t outs = o_end - o >= MATMUL_OUTS ? MATMUL_OUTS : 1;
-            matmul_any_tile(is_bf16, ahead, job, rows, outs, row, o, i, i_end,
-                aside + (size_t)(o - o_begin) * rows * SIMD_WIDTH);
-            o += outs;
+    uint32_t i = 0, i_end;
+    do {
+        i_end = job->n_in - i <= i_step ? job->n_in : i + i_step;
+        for (uint32_t o = o_begin; o < o_end; o++) {
+            float *kept = aside + (size_t)(o - o_begin) * n_sums * SIMD_WIDTH;
+            matmul_any_tile(is_bf16, single, job, rows, row, o, i, i_end, kept);
         }
-        if (i_end == job->n_in) {
-            break;
-        }
-    }
+        i = i_end;
+    } while (i < job->n_in);
 }
 
-SIMD_INLINE void matmul_run(
-    const bool is_bf16, const matmul_job *job, uint32_t n_rows, uint32_t o_begin, uint32_t o_end)
+/* All rows and the tiles that begin at outputs [o_begin, o_end); @row_max: rows of a tile at most. */
+SIMD_INLINE void matmul_blocks(const bool is_bf16, bool single, const matmul_job *job, uint32_t n_rows,
+    uint32_t row_max, uint32_t o_begin, uint32_t o_end)
 {
-    const uint32_t n_tiles = (n_rows + SIMD_MATMUL_ROWS - 1) / SIMD_MATMUL_ROWS;
+    const uint32_t n_tiles = (n_rows + row_max - 1) / row_max;
+    const uint32_t block = n_tiles <= MATMUL_FEW_TILES ? 1 : MATMUL_BLOCK_STEPS;
     for (uint32_t o = o_begin; o < o_end;) {
-        const uint32_t o_next = o_end - o <= MATMUL_BLOCK_OUTS ? o_end : o + MATMUL_BLOCK_OUTS;
+        const uint32_t o_next = o_end - o <= block ? o_end : o + block;
         for (uint32_t t = 0, row = 0; t < n_tiles; t++) {
             const uint32_t rows =
                 (n_rows - row + (n_tiles - t) - 1) / (n_tiles - t); /* evenly: 16 is 6 5 5 */
-            if (t == 0) {
-                matmul_row_tile(is_bf16, true, job, rows, row, o, o_next); /* w comes from memory */
-            } else {
-                matmul_row_tile(is_bf16, false, job, rows, row, o, o_next);
-            }
+            matmul_row_tile(is_bf16, single, job, rows, row, o, o_next);
             row += rows;
         }
         o = o_next;
     }
 }
 
+SIMD_INLINE void matmul_run(
+    const bool is_bf16, matmul_job *job, uint32_t n_rows, uint32_t o_begin, uint32_t o_end)
+{
+    if (n_rows == 0 || o_begin >= o_end) {
+        return;
+    }
+    const uint32_t row_max = n_rows <= SIMD_MATMUL_ROWS_MAX ? SIMD_MATMUL_ROWS_MAX : SIMD_MATMUL_ROWS;
+    const uint32_t outs = matmul_outs(n_rows <= row_max ? n_rows : row_max);
+    job->out_step = (o_end - o_begin) / outs;
+    matmul_blocks(is_bf16, false, job, n_rows, row_max, o_begin, o_begin + job->out_step);
+    matmul_blocks(is_bf16, true, job, n_rows, row_max, o_begin + job->out_step * outs, o_end);
+}
+
 static void simd_matmul_bf16(float *y, size_t y_stride, const float *x, size_t x_stride, const qk_bf16 *w,
     uint32_t n_rows, uint32_t n_in, uint32_t o_begin, uint32_t o_end)
 {
-    const matmul_job job = {y, y_stride, x, x_stride, w, n_in, true};
+    matmul_job job = {y, y_stride, x, x_stride, w, n_in, 0};
     matmul_run(true, &job, n_rows, o_begin, o_end);
 }
 
 static void simd_matmul_f32(float *y, size_t y_stride, const float *x, size_t x_stride, const float *w,
     uint32_t n_rows, uint32_t n_in, uint32_t o_begin, uint32_t o_end)
 {
-    const matmul_job job = {y, y_stride, x, x_stride, w, n_in, false};
+    matmul_job job = {y, y_stride, x, x_stride, w, n_in, 0};
     matmul_run(false, &job, n_rows, o_begin, o_end);
 }

@@ -119,7 +119,7 @@ void et_assert_same(const et_result *a, const et_result *b)
 uint32_t et_pages_used(qe_engine *engine)
 {
     /* An evaluation is worked off after every command before it; its own session is gone when it returns. Then the
-     * next publication shows what is left. */
+     * next publication shows what is left; one comes, because the rates of the last second have to fall to zero. */
     g_autoptr (GError)
         error = NULL;
     qe_engine_status status;
@@ -127,11 +127,11 @@ uint32_t et_pages_used(qe_engine *engine)
     g_autofree float *logits = g_new(float, status.model->vocab);
     qe_engine_status_clear(&status);
     uint32_t id = 1;
+    qe_engine_eval(engine, 0, &id, 1, 0, logits, &error);
+    g_assert_no_error(error);
     const qe_snapshot *before = qe_engine_dup_snapshot(engine);
     uint64_t serial = before->serial;
     qe_snapshot_unref(before);
-    qe_engine_eval(engine, 0, &id, 1, 0, logits, &error);
-    g_assert_no_error(error);
     for (;;) {
         const qe_snapshot *s = qe_engine_dup_snapshot(engine);
         uint32_t n = s->tiers[QE_TIER_HOST].n_pages_used + s->tiers[QE_TIER_GPU].n_pages_used;

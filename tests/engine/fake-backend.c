@@ -141,38 +141,3 @@ uint32_t fake_backend_n_fills(const fake_backend *fake)
 {
     return fake->n_fills;
 }
-
-/* The public functions, for a build of the kernels without them; weak, so that the kernels' own are used when linked. */
-__attribute__((weak)) qk_status qk_buffer_new(
-    qk_backend *backend, qk_memory memory, uint64_t bytes, qk_buffer **out)
-{
-    return backend->ops->buffer_new(backend, memory, bytes, out);
-}
-
-__attribute__((weak)) void qk_buffer_free(qk_buffer *buffer)
-{
-    if (buffer != NULL)
-        buffer->backend->ops->buffer_free(buffer);
-}
-
-__attribute__((weak)) qk_status qk_copy_submit(
-    qk_backend *backend, qk_stream stream, const qk_copy *copies, uint32_t n)
-{
-    return backend->ops->copy_submit(backend, stream, copies, n);
-}
-
-__attribute__((weak)) qk_status qk_fill_submit(
-    qk_backend *backend, qk_stream stream, qk_buffer *dst, uint64_t offset, uint64_t bytes, uint32_t word)
-{
-    return backend->ops->fill_submit(backend, stream, dst, offset, bytes, word);
-}
-
-__attribute__((weak)) const char *qk_backend_error(const qk_backend *backend)
-{
-    return backend->ops->error(backend);
-}
-
-__attribute__((weak)) const char *qk_status_name(qk_status status)
-{
-    return status == QK_OK ? "ok" : "not ok";
-}

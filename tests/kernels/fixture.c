@@ -259,6 +259,11 @@ void rig_open(rig *r, const fixture_model *model, const rig_options *o)
 
 void rig_close(rig *r)
 {
+    /* Fills may still be queued behind the last step. */
+    qk_event *event;
+    tap_require(qk_event_new(r->backend, &event) == QK_OK);
+    tap_require(qk_event_record(event, QK_STREAM_COMPUTE) == QK_OK && qk_event_wait(event) == QK_OK);
+    qk_event_free(event);
     qk_step_free(r->steps[0]);
     qk_step_free(r->steps[1]);
     qk_context_free(r->context);

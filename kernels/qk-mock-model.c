@@ -1,0 +1,547 @@
+/* qk-mock-model.c: the mock's models, contexts and steps, each a shell around one of the CPU backend's.
+ *
+ *  1. Weights are copied at load into the mock's own memory: the caller's may go.
+ *  2. A submit copies the plan, with page addresses translated, and returns; the step runs when its turn comes. A plan
+ *     that changed in between was filled while the step was not idle: the step then ends as QK_INVALID.
+ *  3. Results are copied out when the step is over. Read earlier, they are those of the step before.
+ *  4. A step cancelled while it waits may be given up at once, or run and be cancelled inside, by chance.
+ *  5. The CPU backend's token slots and histories are used as they are: it runs the steps in submission order.
+ * Device memory that is counted: weights, and all that the CPU backend says a context takes. */
+#include "kernels/qk-mock-internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    qk_model_head head;
+    qk_model *inner;
+    unsigned char *weights;
+    uint64_t bytes;
+} mock_model;
+
+typedef struct {
+    qk_context_head head;
+    qk_context *inner;
+    uint64_t bytes;
+} mock_context;
+
+/* ---- Models ---- */
+
+static uint64_t tensor_bytes(const qk_tensor *t)
+{
+    uint64_t n = (uint64_t)t->rows * t->cols * (t->dtype == QK_F32 ? 4 : 2);
+    return (n + 63) / 64 * 64;
+}
+
+/* The tensors of @desc and of @layers (its copy), each once; a tied lm_head is left out. @out: NULL to count. */
+static uint32_t list_tensors(qk_model_desc *desc, qk_layer_tensors *layers, qk_tensor **out)
+{
+    uint32_t n = 0;
+    qk_tensor *heads[] = {&desc->embed, &desc->final_norm, &desc->lm_head};
+    for (uint32_t i = 0; i < 3; i++) {
+        if (i == 2 && desc->lm_head.data == desc->embed.data)
+            continue;
+        if (out != NULL)
+            out[n] = heads[i];
+        n++;
+    }
+    for (uint32_t l = 0; l < desc->shape.n_layers; l++) {
+        qk_layer_tensors *t = &layers[l];
+        qk_tensor *const parts[] = {&t->attn_norm, &t->q, &t->k, &t->v, &t->q_norm, &t->k_norm, &t->o,
+            &t->ffn_norm, &t->gate, &t->up, &t->down};
+        for (uint32_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+            if (out != NULL)
+                out[n] = parts[i];
+            n++;
+        }
+    }
+    return n;
+}
+
+/* Copies what @tensors name to @model's memory and points them there. */
+static qk_status upload(
+    mock_model *model, qk_tensor **tensors, uint32_t n, qk_progress_fn progress, void *user)
+{
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        qk_tensor *t = tensors[i];
+        memcpy(model->weights + at, t->data, (size_t)t->rows * t->cols * (t->dtype == QK_F32 ? 4 : 2));
+        t->data = model->weights + at;
+        at += tensor_bytes(t);
+        if (progress != NULL && !progress(user, at, model->bytes))
+            return QK_CANCELLED;
+    }
+    return QK_OK;
+}
+
+static void mock_model_free(qk_model *base)
+{
+    mock_model *model = (mock_model *)base;
+    qk_mock *mock = (qk_mock *)model->head.backend;
+    pthread_mutex_lock(&mock->inner_lock);
+    qk_model_free(model->inner);
+    pthread_mutex_unlock(&mock->inner_lock);
+    qk_mock_uncharge(mock, model->bytes);
+    free(model->weights);
+    free(model);
+}
+
+static qk_status mock_model_load(qk_backend *backend, const qk_model_desc *caller_desc,
+    qk_progress_fn progress, void *user, qk_model **out)
+{
+    qk_mock *mock = (qk_mock *)backend;
+    qk_status status = qk_mock_check_lost(mock);
+    if (status != QK_OK)
+        return status;
+
+    qk_model_desc desc = *caller_desc;
+    uint32_t n_layers = desc.shape.n_layers;
+    mock_model *model = calloc(1, sizeof(*model));
+    qk_layer_tensors *layers = calloc(n_layers, sizeof(*layers));
+    qk_tensor **tensors = calloc(3 + 11 * (size_t)n_layers, sizeof(*tensors));
+    if (model == NULL || layers == NULL || tensors == NULL) {
+        free(model);
+        model = NULL;
+        status = qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a model");
+        goto out;
+    }
+    memcpy(layers, desc.layers, n_layers * sizeof(*layers));
+    desc.layers = layers;
+    uint32_t n_tensors = list_tensors(&desc, layers, tensors);
+    bool tied = desc.lm_head.data == desc.embed.data;
+    for (uint32_t i = 0; i < n_tensors; i++)
+        model->bytes += tensor_bytes(tensors[i]);
+    model->head.backend = backend;
+    model->head.shape = desc.shape;
+    model->head.shape.rope_inv_freq = NULL;
+    status = qk_mock_charge(mock, model->bytes, "weights");
+    if (status != QK_OK) {
+        free(model);
+        model = NULL;
+        goto out;
+    }
+    model->weights = aligned_alloc(64, model->bytes);
+    if (model->weights == NULL) {
+        status = qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for %llu bytes of weights",
+            (unsigned long long)model->bytes);
+        goto out;
+    }
+    status = upload(model, tensors, n_tensors, progress, user);
+    if (status != QK_OK) {
+        qk_mock_fail(mock, status, "mock: the load was given up");
+        goto out;
+    }
+    if (tied)
+        desc.lm_head.data = desc.embed.data;
+    pthread_mutex_lock(&mock->inner_lock);
+    status = qk_model_load(mock->inner, &desc, NULL, NULL, &model->inner);
+    if (status != QK_OK)
+        qk_mock_fail(mock, status, "%s", qk_backend_error(mock->inner));
+    pthread_mutex_unlock(&mock->inner_lock);
+
+out:
+    free(layers);
+    free(tensors);
+    if (status == QK_OK)
+        *out = (qk_model *)model;
+    else if (model != NULL)
+        mock_model_free((qk_model *)model);
+    return status;
+}
+
+/* ---- Contexts ---- */
+
+/* Bytes of a step's results on the host. */
+static uint64_t result_bytes(const qk_shape *shape, const qk_context_params *params)
+{
+    uint64_t bytes = (uint64_t)params->outputs_max * sizeof(qk_output_result);
+    if (params->logits_max > 0)
+        bytes += (uint64_t)params->outputs_max * shape->vocab * sizeof(float);
+    return bytes;
+}
+
+static qk_status mock_context_measure(qk_model *base, const qk_context_params *params, qk_sizes *out)
+{
+    mock_model *model = (mock_model *)base;
+    qk_mock *mock = (qk_mock *)model->head.backend;
+    qk_status status = qk_mock_check_lost(mock);
+    if (status != QK_OK)
+        return status;
+    qk_sizes inner;
+    pthread_mutex_lock(&mock->inner_lock);
+    status = qk_context_measure(model->inner, params, &inner);
+    if (status != QK_OK)
+        qk_mock_fail(mock, status, "%s", qk_backend_error(mock->inner));
+    pthread_mutex_unlock(&mock->inner_lock);
+    if (status == QK_OK) {
+        out->device_bytes = inner.device_bytes + inner.host_bytes;
+        out->host_bytes = 2 * result_bytes(&model->head.shape, params);
+    }
+    return status;
+}
+
+static qk_status mock_context_new(qk_model *base, const qk_context_params *params, qk_context **out)
+{
+    mock_model *model = (mock_model *)base;
+    qk_mock *mock = (qk_mock *)model->head.backend;
+    qk_sizes sizes;
+    qk_status status = mock_context_measure(base, params, &sizes);
+    if (status == QK_OK)
+        status = qk_mock_charge(mock, sizes.device_bytes, "a context");
+    if (status != QK_OK)
+        return status;
+    mock_context *context = calloc(1, sizeof(*context));
+    if (context == NULL) {
+        status = qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a context");
+        goto fail;
+    }
+    context->head = (qk_context_head){.backend = &mock->base, .model = base, .params = *params};
+    context->bytes = sizes.device_bytes;
+    pthread_mutex_lock(&mock->inner_lock);
+    status = qk_context_new(model->inner, params, &context->inner);
+    if (status != QK_OK)
+        qk_mock_fail(mock, status, "%s", qk_backend_error(mock->inner));
+    pthread_mutex_unlock(&mock->inner_lock);
+    if (status != QK_OK)
+        goto fail;
+    *out = (qk_context *)context;
+    return QK_OK;
+fail:
+    qk_mock_uncharge(mock, sizes.device_bytes);
+    free(context);
+    return status;
+}
+
+static void mock_context_free(qk_context *base)
+{
+    mock_context *context = (mock_context *)base;
+    qk_mock *mock = (qk_mock *)context->head.backend;
+    pthread_mutex_lock(&mock->inner_lock);
+    qk_context_free(context->inner);
+    pthread_mutex_unlock(&mock->inner_lock);
+    qk_mock_uncharge(mock, context->bytes);
+    free(context);
+}
+
+typedef struct {
+    qk_mock *mock;
+    qk_context *context;
+    uint32_t slot;
+    const int32_t *ids;
+    size_t n_ids, n_prompt;
+    qk_status status;
+    char error[256];
+} history_call;
+
+static void run_history(void *user)
+{
+    history_call *call = user;
+    call->status = qk_context_set_history(call->context, call->slot, call->ids, call->n_ids, call->n_prompt);
+    if (call->status != QK_OK)
+        snprintf(call->error, sizeof(call->error), "%s", qk_backend_error(call->mock->inner));
+}
+
+/* In COMPUTE's order, so that only the steps behind it see it; waits for its turn. */
+static qk_status mock_context_set_history(
+    qk_context *base, uint32_t slot, const int32_t *ids, size_t n_ids, size_t n_prompt)
+{
+    mock_context *context = (mock_context *)base;
+    qk_mock *mock = (qk_mock *)context->head.backend;
+    qk_status status = qk_mock_check_lost(mock);
+    if (status != QK_OK)
+        return status;
+    history_call call = {.mock = mock,
+        .context = context->inner,
+        .slot = slot,
+        .ids = ids,
+        .n_ids = n_ids,
+        .n_prompt = n_prompt,
+        .status = QK_DEVICE_LOST};
+    bool done = false;
+    mock_op op = {.kind = MOCK_CALL, .call = {.run = run_history, .user = &call, .done = &done}};
+    pthread_mutex_lock(&mock->lock);
+    if (!mock->lost) {
+        qk_mock_enqueue(mock, QK_STREAM_COMPUTE, &op);
+        while (!done)
+            pthread_cond_wait(&mock->done, &mock->lock);
+    }
+    pthread_mutex_unlock(&mock->lock);
+    if (call.status == QK_DEVICE_LOST)
+        return qk_mock_check_lost(mock);
+    return call.status == QK_OK ? QK_OK : qk_mock_fail(mock, call.status, "%s", call.error);
+}
+
+/* ---- Steps ---- */
+
+static void step_free_memory(mock_step *step)
+{
+    free(step->plan.tokens);
+    free(step->plan.seqs);
+    free(step->plan.pages);
+    free(step->plan.outputs);
+    free(step->outputs);
+    free(step->logits);
+    free(step);
+}
+
+static qk_status mock_step_new(qk_context *base, qk_step **out)
+{
+    mock_context *context = (mock_context *)base;
+    qk_mock *mock = (qk_mock *)context->head.backend;
+    const qk_context_params *params = &context->head.params;
+    qk_status status = qk_mock_check_lost(mock);
+    if (status == QK_OK)
+        status = qk_mock_charge(mock, 0, "a step");
+    if (status != QK_OK)
+        return status;
+
+    mock_step *step = calloc(1, sizeof(*step));
+    if (step == NULL)
+        return qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a step");
+    size_t vocab = ((const qk_model_head *)context->head.model)->shape.vocab, n_outputs = params->outputs_max;
+    step->head = (qk_step_head){.backend = &mock->base, .context = base};
+    step->op = (mock_op){.kind = MOCK_STEP, .step = step};
+    step->plan.tokens = calloc(params->rows_max, sizeof(*step->plan.tokens));
+    step->plan.seqs = calloc(params->seqs_max, sizeof(*step->plan.seqs));
+    step->plan.pages = calloc(params->pages_max, sizeof(*step->plan.pages));
+    step->plan.outputs = calloc(n_outputs + 1, sizeof(*step->plan.outputs));
+    step->outputs = calloc(n_outputs + 1, sizeof(*step->outputs));
+    if (params->logits_max > 0)
+        step->logits = calloc(n_outputs * vocab, sizeof(float));
+    if (step->plan.tokens == NULL || step->plan.seqs == NULL || step->plan.pages == NULL ||
+        step->plan.outputs == NULL || step->outputs == NULL ||
+        (params->logits_max > 0 && step->logits == NULL)) {
+        step_free_memory(step);
+        return qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a step");
+    }
+    step->result = (qk_result){.outputs = step->outputs, .logits = step->logits};
+
+    pthread_mutex_lock(&mock->inner_lock);
+    status = qk_step_new(context->inner, &step->inner);
+    if (status != QK_OK)
+        qk_mock_fail(mock, status, "%s", qk_backend_error(mock->inner));
+    pthread_mutex_unlock(&mock->inner_lock);
+    if (status != QK_OK) {
+        step_free_memory(step);
+        return status;
+    }
+    *out = (qk_step *)step;
+    return QK_OK;
+}
+
+static void wait_idle(qk_mock *mock, const mock_step *step)
+{
+    pthread_mutex_lock(&mock->lock);
+    while (step->status == QK_PENDING)
+        pthread_cond_wait(&mock->done, &mock->lock);
+    pthread_mutex_unlock(&mock->lock);
+}
+
+static void mock_step_free(qk_step *base)
+{
+    mock_step *step = (mock_step *)base;
+    qk_mock *mock = (qk_mock *)step->head.backend;
+    wait_idle(mock, step);
+    pthread_mutex_lock(&mock->inner_lock);
+    qk_step_free(step->inner);
+    pthread_mutex_unlock(&mock->inner_lock);
+    step_free_memory(step);
+}
+
+static qk_plan *mock_step_plan(qk_step *base)
+{
+    return &((mock_step *)base)->plan;
+}
+
+static const qk_context_params *step_params(const mock_step *step)
+{
+    return &((const qk_context_head *)step->head.context)->params;
+}
+
+/* Translates the pages that @plan's sequences name into @to. Lock held. Returns the first index that lies in no live
+ * buffer, or n_pages. */
+static uint32_t translate_pages(const qk_mock *mock, const mock_step *step, const qk_plan *plan, uint64_t *to)
+{
+    uint64_t page_bytes = step_params(step)->layout.page_bytes;
+    for (uint32_t s = 0; s < plan->n_seqs; s++) {
+        const qk_seq *seq = &plan->seqs[s];
+        for (uint32_t p = seq->page_begin; p < seq->page_begin + seq->n_pages; p++) {
+            if (plan->pages[p] == 0)
+                continue;
+            to[p] = qk_mock_translate(mock, plan->pages[p], page_bytes);
+            if (to[p] == 0)
+                return p;
+        }
+    }
+    return plan->n_pages;
+}
+
+static qk_status mock_step_submit(qk_step *base)
+{
+    mock_step *step = (mock_step *)base;
+    qk_mock *mock = (qk_mock *)step->head.backend;
+    qk_status status = qk_mock_check_lost(mock);
+    if (status != QK_OK)
+        return status;
+    const qk_plan *plan = &step->plan;
+    qk_plan *inner = qk_step_plan(step->inner); /* idle as this step is */
+    inner->n_rows = plan->n_rows;
+    inner->n_seqs = plan->n_seqs;
+    inner->n_pages = plan->n_pages;
+    inner->n_outputs = plan->n_outputs;
+    memcpy(inner->tokens, plan->tokens, plan->n_rows * sizeof(*plan->tokens));
+    memcpy(inner->seqs, plan->seqs, plan->n_seqs * sizeof(*plan->seqs));
+    memset(inner->pages, 0, plan->n_pages * sizeof(*plan->pages));
+    if (plan->n_outputs > 0)
+        memcpy(inner->outputs, plan->outputs, plan->n_outputs * sizeof(*plan->outputs));
+
+    pthread_mutex_lock(&mock->lock);
+    uint32_t bad = translate_pages(mock, step, plan, inner->pages);
+    if (bad == plan->n_pages && !mock->lost) {
+        step->cancel = false;
+        step->status = QK_PENDING;
+        qk_mock_enqueue(mock, QK_STREAM_COMPUTE, &step->op);
+    }
+    pthread_mutex_unlock(&mock->lock);
+    if (bad < plan->n_pages)
+        return qk_mock_fail(mock, QK_INVALID, "plan: pages[%u] at %#llx: no live buffer has %llu bytes there",
+            bad, (unsigned long long)plan->pages[bad],
+            (unsigned long long)step_params(step)->layout.page_bytes);
+    return qk_mock_check_lost(mock);
+}
+
+/* Whether the caller's plan still is what was submitted. Lock held. */
+static bool plan_unchanged(const qk_mock *mock, const mock_step *step)
+{
+    const qk_plan *a = &step->plan, *b = qk_step_plan(step->inner);
+    if (a->n_rows != b->n_rows || a->n_seqs != b->n_seqs || a->n_pages != b->n_pages ||
+        a->n_outputs != b->n_outputs)
+        return false;
+    if (memcmp(a->tokens, b->tokens, a->n_rows * sizeof(*a->tokens)) != 0 ||
+        memcmp(a->seqs, b->seqs, a->n_seqs * sizeof(*a->seqs)) != 0 ||
+        (a->n_outputs > 0 && memcmp(a->outputs, b->outputs, a->n_outputs * sizeof(*a->outputs)) != 0))
+        return false;
+    for (uint32_t s = 0; s < a->n_seqs; s++)
+        for (uint32_t p = a->seqs[s].page_begin; p < a->seqs[s].page_begin + a->seqs[s].n_pages; p++)
+            if (b->pages[p] != (a->pages[p] == 0 ? 0
+                                                 : qk_mock_translate(mock, a->pages[p],
+                                                       step_params(step)->layout.page_bytes)))
+                return false;
+    return true;
+}
+
+bool qk_mock_step_touches(const mock_step *step, uint64_t begin, uint64_t end)
+{
+    const qk_plan *plan = qk_step_plan(step->inner);
+    for (uint32_t p = 0; p < plan->n_pages; p++)
+        if (plan->pages[p] >= begin && plan->pages[p] < end)
+            return true;
+    return false;
+}
+
+static void copy_results(mock_step *step)
+{
+    const qk_result *inner = qk_step_result(step->inner);
+    const qk_plan *plan = qk_step_plan(step->inner);
+    size_t vocab = ((const qk_model_head *)((const qk_context_head *)step->head.context)->model)->shape.vocab;
+    for (uint32_t i = 0; i < plan->n_outputs; i++) {
+        step->outputs[i] = inner->outputs[i];
+        if (plan->outputs[i].flags & QK_OUTPUT_LOGITS)
+            memcpy(step->logits + i * vocab, inner->logits + i * vocab, vocab * sizeof(float));
+    }
+}
+
+void qk_mock_step_run(qk_mock *mock, mock_step *step)
+{
+    qk_status status = QK_OK;
+    if (!plan_unchanged(mock, step)) {
+        snprintf(step->error, sizeof(step->error), "plan: it was changed after the submit");
+        status = QK_INVALID;
+    } else if (step->cancel && (qk_mock_random(mock) & 1)) {
+        status = QK_CANCELLED;
+    }
+    if (status != QK_OK) {
+        step->status = status;
+        return;
+    }
+    pthread_mutex_unlock(&mock->lock);
+
+    pthread_mutex_lock(&mock->inner_lock);
+    status = qk_step_submit(step->inner);
+    if (status == QK_OK) {
+        pthread_mutex_lock(&mock->lock);
+        step->in_inner = true;
+        if (step->cancel)
+            qk_step_cancel(step->inner);
+        pthread_mutex_unlock(&mock->lock);
+        status = qk_step_wait(step->inner);
+        pthread_mutex_lock(&mock->lock);
+        step->in_inner = false;
+        pthread_mutex_unlock(&mock->lock);
+    }
+    if (status == QK_OK)
+        copy_results(step);
+    else
+        snprintf(step->error, sizeof(step->error), "%s", qk_backend_error(mock->inner));
+    pthread_mutex_unlock(&mock->inner_lock);
+
+    pthread_mutex_lock(&mock->lock);
+    step->status = status;
+}
+
+static qk_status mock_step_poll(qk_step *base)
+{
+    mock_step *step = (mock_step *)base;
+    qk_mock *mock = (qk_mock *)step->head.backend;
+    pthread_mutex_lock(&mock->lock);
+    qk_status status = mock->lost ? QK_DEVICE_LOST : step->status;
+    pthread_mutex_unlock(&mock->lock);
+    return status;
+}
+
+static qk_status mock_step_wait(qk_step *base)
+{
+    mock_step *step = (mock_step *)base;
+    qk_mock *mock = (qk_mock *)step->head.backend;
+    wait_idle(mock, step);
+    qk_status status = qk_mock_check_lost(mock);
+    if (status == QK_OK && step->status != QK_OK)
+        status = qk_mock_fail(
+            mock, step->status, "%s", step->status == QK_CANCELLED ? "mock: cancelled" : step->error);
+    return status;
+}
+
+static void mock_step_cancel(qk_step *base)
+{
+    mock_step *step = (mock_step *)base;
+    qk_mock *mock = (qk_mock *)step->head.backend;
+    pthread_mutex_lock(&mock->lock);
+    step->cancel = true;
+    if (step->in_inner)
+        qk_step_cancel(step->inner);
+    pthread_mutex_unlock(&mock->lock);
+}
+
+static const qk_result *mock_step_result(qk_step *base)
+{
+    return &((mock_step *)base)->result;
+}
+
+void qk_mock_model_ops(qk_backend_ops *ops)
+{
+    ops->model_load = mock_model_load;
+    ops->model_free = mock_model_free;
+    ops->context_measure = mock_context_measure;
+    ops->context_new = mock_context_new;
+    ops->context_free = mock_context_free;
+    ops->context_set_history = mock_context_set_history;
+    ops->step_new = mock_step_new;
+    ops->step_free = mock_step_free;
+    ops->step_plan = mock_step_plan;
+    ops->step_submit = mock_step_submit;
+    ops->step_poll = mock_step_poll;
+    ops->step_wait = mock_step_wait;
+    ops->step_cancel = mock_step_cancel;
+    ops->step_result = mock_step_result;
+}
