@@ -37,6 +37,9 @@ typedef struct {
 /* Returns (element-type qe_backend_desc): owned. */
 GPtrArray *qe_list_backends(void);
 const char *qe_version(void);
+/* Memory read rate and float32 rate of a backend's device (NULL: the CPU), for benchmarks. Blocks for about a second. */
+bool qe_measure_machine(const char *backend, const char *isa, uint32_t n_threads, double *read_bytes_per_s,
+    double *flops, GError **error);
 
 /* ---- A model folder, read without loading it ---- */
 

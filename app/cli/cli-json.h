@@ -1,0 +1,28 @@
+/* cli-json.h: JSON in and out with strings that know their length.
+ *
+ * json-glib hands out C strings, so text after an escaped NUL would be cut in silence. The two shapes that quire-cli
+ * reads (an array of strings, an array of messages) are few enough to read exactly. RFC 8259; a lone surrogate, a raw
+ * control character and ill-formed UTF-8 are errors that name line and column. */
+#pragma once
+#include <glib.h>
+
+G_BEGIN_DECLS
+
+/* (element-type GString): owned. NULL with @error. @name: the file in messages. */
+GPtrArray *cli_json_read_strings (const char *name, const char *json, gsize n, GError **error);
+
+typedef struct
+{
+  char *role;
+  GString *content;
+} CliMessage;
+void cli_message_free (CliMessage *message);
+/* [{"role": ..., "content": ...}, ...] or {"messages": [...]}. Other members are refused, so that nothing the writer
+ * meant is dropped. (element-type CliMessage): owned. */
+GPtrArray *cli_json_read_messages (const char *name, const char *json, gsize n, GError **error);
+
+/* Output. Strings are escaped; NaN and infinities become null. */
+void cli_json_append_string (GString *json, const char *text, gssize n);
+void cli_json_append_number (GString *json, double value, int n_decimals);
+
+G_END_DECLS

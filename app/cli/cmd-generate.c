@@ -1,0 +1,270 @@
+/* cmd-generate.c: `quire-cli generate`: one prompt or conversation in, the reply out. */
+#include "app/cli/cli.h"
+
+#include <string.h>
+
+#include "app/cli/cli-json.h"
+
+typedef struct
+{
+  CliEngineOptions engine;
+  CliSamplingOptions sampling;
+  char *prompt;
+  char *system;
+  char *messages;
+  gboolean raw, added_tokens, json;
+} Options;
+
+/* What the model is given: messages through the template, or raw ids. */
+typedef struct
+{
+  GPtrArray *owned; /* CliMessage */
+  GArray *messages; /* qe_message, borrows from owned */
+  GArray *ids;      /* raw */
+} Prompt;
+
+static void
+prompt_clear (Prompt *prompt)
+{
+  g_clear_pointer (&prompt->owned, g_ptr_array_unref);
+  g_clear_pointer (&prompt->messages, g_array_unref);
+  g_clear_pointer (&prompt->ids, g_array_unref);
+}
+
+static gboolean
+parse_role (const char *text, qe_role *out)
+{
+  static const char *const names[] = { "system", "user", "assistant" };
+
+  for (guint i = 0; i < G_N_ELEMENTS (names); i++)
+    if (strcmp (text, names[i]) == 0)
+      {
+        *out = (qe_role)i;
+        return TRUE;
+      }
+  return FALSE;
+}
+
+static gboolean
+add_messages_file (Prompt *prompt, const char *path, GError **error)
+{
+  const char *name = strcmp (path, "-") == 0 ? "standard input" : path;
+  g_autofree char *json = NULL;
+  gsize n;
+
+  if (!cli_read_input (path, &json, &n, error))
+    return FALSE;
+  prompt->owned = cli_json_read_messages (name, json, n, error);
+  if (prompt->owned == NULL)
+    return FALSE;
+  for (guint i = 0; i < prompt->owned->len; i++)
+    {
+      const CliMessage *m = g_ptr_array_index (prompt->owned, i);
+      qe_message message = { .text = m->content->str, .n_bytes = (gssize)m->content->len };
+
+      if (!parse_role (m->role, &message.role))
+        {
+          g_set_error (error, QE_ERROR, QE_ERROR_FORMAT,
+                       "%s: message %u: role: expected system, user or assistant, found “%s”", name,
+                       i, m->role);
+          return FALSE;
+        }
+      g_array_append_val (prompt->messages, message);
+    }
+  return TRUE;
+}
+
+static gboolean
+prompt_build (Prompt *prompt, const Options *o, qe_engine *engine, GError **error)
+{
+  g_autofree char *text = NULL;
+  gsize n = 0;
+
+  prompt->messages = g_array_new (FALSE, FALSE, sizeof (qe_message));
+  if (o->messages != NULL)
+    return add_messages_file (prompt, o->messages, error);
+  if (strcmp (o->prompt, "-") == 0)
+    {
+      if (!cli_read_input ("-", &text, &n, error))
+        return FALSE;
+    }
+  else
+    {
+      text = g_strdup (o->prompt);
+      n = strlen (text);
+    }
+  if (o->raw)
+    {
+      qe_tokenizer *tokenizer = qe_engine_dup_tokenizer (engine);
+      gboolean ok;
+
+      prompt->ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+      ok = qe_tokenizer_encode (tokenizer, text, n,
+                                o->added_tokens ? QE_ENCODE_ADDED_TOKENS : QE_ENCODE_PLAIN,
+                                prompt->ids, error);
+      qe_tokenizer_unref (tokenizer);
+      return ok;
+    }
+  prompt->owned = g_ptr_array_new_with_free_func ((GDestroyNotify)cli_message_free);
+  for (int i = o->system != NULL ? 0 : 1; i < 2; i++)
+    {
+      CliMessage *m = g_new0 (CliMessage, 1);
+      qe_message message = { .role = i == 0 ? QE_ROLE_SYSTEM : QE_ROLE_USER };
+
+      m->content = i == 0 ? g_string_new (o->system) : g_string_new_len (text, (gssize)n);
+      message.text = m->content->str;
+      message.n_bytes = (gssize)m->content->len;
+      g_ptr_array_add (prompt->owned, m);
+      g_array_append_val (prompt->messages, message);
+    }
+  return TRUE;
+}
+
+static void
+print_json (const CliReply *reply, const qe_model_info *info)
+{
+  const qe_receipt *r = &reply->receipt;
+  g_autoptr (GString) json = g_string_new ("{\"model\": ");
+
+  cli_json_append_string (json, info->name, -1);
+  g_string_append (json, ", \"text\": ");
+  cli_json_append_string (json, reply->text->str, (gssize)reply->text->len);
+  g_string_append (json, ", \"ids\": [");
+  for (guint i = 0; i < reply->ids->len; i++)
+    g_string_append_printf (json, "%s%u", i > 0 ? ", " : "",
+                            g_array_index (reply->ids, uint32_t, i));
+  g_string_append_printf (
+      json,
+      "], \"finish_reason\": \"%s\", \"seed\": %" G_GUINT64_FORMAT
+      ", \"usage\": {\"prompt_tokens\": %u, \"completion_tokens\": %u, "
+      "\"total_tokens\": %u, \"prompt_tokens_details\": {\"cached_tokens\": %u}}, "
+      "\"timings\": {",
+      qe_finish_name (reply->finish), r->seed, r->n_prompt, r->n_generated,
+      r->n_prompt + r->n_generated, r->n_reused);
+  const struct
+  {
+    const char *name;
+    double value;
+  } times[] = { { "queue_ms", r->queue_ms },
+                { "first_token_ms", r->first_token_ms },
+                { "prefill_ms", r->prefill_ms },
+                { "decode_ms", r->decode_ms },
+                { "prefill_tokens_per_s", r->prefill_tokens_per_s },
+                { "decode_tokens_per_s", r->decode_tokens_per_s } };
+  for (gsize i = 0; i < G_N_ELEMENTS (times); i++)
+    {
+      g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "", times[i].name);
+      cli_json_append_number (json, times[i].value, 3);
+    }
+  g_string_append (json, "}}");
+  puts (json->str);
+}
+
+static int
+generate (const Options *o)
+{
+  g_autoptr (GError) error = NULL;
+  g_autoptr (qe_model_info) info = NULL;
+  g_autoptr (qe_request) request = NULL;
+  g_autoptr (qe_engine) engine = NULL;
+  Prompt prompt = { 0 };
+  CliReply reply = { 0 };
+  qe_generate_params params;
+  int status = CLI_OK;
+
+  engine = cli_engine_start (&o->engine, 0, &info, &status);
+  if (engine == NULL)
+    return status;
+  if (!cli_sampling_options_apply (&o->sampling, info, &params, &error))
+    return cli_fail (CLI_USAGE, "%s", error->message);
+  if (!prompt_build (&prompt, o, engine, &error))
+    {
+      prompt_clear (&prompt);
+      return cli_fail (CLI_FAILED, "%s", error->message);
+    }
+  params.session = qe_engine_open_session (engine, &error);
+  if (prompt.ids != NULL)
+    {
+      params.ids = (const uint32_t *)(gpointer)prompt.ids->data;
+      params.n_ids = prompt.ids->len;
+    }
+  else
+    {
+      params.messages = (const qe_message *)(gpointer)prompt.messages->data;
+      params.n_messages = prompt.messages->len;
+    }
+  cli_watch_interrupt ();
+  if (params.session != 0)
+    request = qe_engine_generate (engine, &params, &error);
+  prompt_clear (&prompt);
+  if (request == NULL)
+    return cli_fail (CLI_FAILED, "%s", error->message);
+
+  cli_reply_run (&reply, request, o->json ? NULL : stdout);
+  if (reply.finish == QE_FINISH_ERROR)
+    status = cli_fail (CLI_FAILED, "%s", reply.error->message);
+  else if (o->json)
+    print_json (&reply, info);
+  else
+    putchar ('\n');
+  if (reply.finish == QE_FINISH_CANCELLED)
+    status = CLI_INTERRUPTED;
+  cli_reply_clear (&reply);
+  return status;
+}
+
+static int
+check (const Options *o, int argc)
+{
+  if (argc > 1)
+    return cli_fail (CLI_USAGE,
+                     "generate takes no arguments besides options; the prompt is --prompt TEXT");
+  if ((o->prompt != NULL) + (o->messages != NULL) != 1)
+    return cli_fail (CLI_USAGE, "generate needs exactly one of --prompt and --messages");
+  if (o->messages != NULL && (o->raw || o->system != NULL))
+    return cli_fail (CLI_USAGE, "--messages cannot be combined with --raw or --system");
+  if (o->raw && o->system != NULL)
+    return cli_fail (CLI_USAGE, "--raw cannot be combined with --system");
+  if (o->added_tokens && !o->raw)
+    return cli_fail (CLI_USAGE, "--added-tokens needs --raw");
+  return CLI_OK;
+}
+
+int
+cli_generate (int argc, char **argv)
+{
+  Options o = { 0 };
+  GOptionEntry entries[] = {
+    { "prompt", 'p', 0, G_OPTION_ARG_STRING, &o.prompt,
+      "The user's message; “-” reads standard input", "TEXT" },
+    { "system", 's', 0, G_OPTION_ARG_STRING, &o.system, "A system message before it", "TEXT" },
+    { "messages", 0, 0, G_OPTION_ARG_FILENAME, &o.messages,
+      "A conversation: a JSON array of {\"role\", \"content\"}; “-” reads standard input", "FILE" },
+    { "raw", 0, 0, G_OPTION_ARG_NONE, &o.raw,
+      "Feed the prompt as it stands, without the chat template", NULL },
+    { "added-tokens", 0, 0, G_OPTION_ARG_NONE, &o.added_tokens,
+      "With --raw: recognise control tokens such as <|im_start|> in the prompt", NULL },
+    { "json", 0, 0, G_OPTION_ARG_NONE, &o.json,
+      "Print one JSON object: text, ids, finish_reason, seed, usage, timings", NULL },
+    { NULL },
+  };
+  GOptionContext *context = g_option_context_new ("- answer one prompt or conversation");
+  int status;
+
+  cli_sampling_options_init (&o.sampling);
+  g_option_context_add_main_entries (context, entries, NULL);
+  g_option_context_add_group (context, cli_sampling_options_group (&o.sampling));
+  g_option_context_add_group (context, cli_engine_options_group (&o.engine));
+  if (cli_parse (context, &argc, &argv, &status))
+    {
+      status = check (&o, argc);
+      if (status == CLI_OK)
+        status = generate (&o);
+    }
+  g_free (o.prompt);
+  g_free (o.system);
+  g_free (o.messages);
+  cli_sampling_options_clear (&o.sampling);
+  cli_engine_options_clear (&o.engine);
+  return status;
+}

@@ -1,0 +1,22 @@
+/* quire-paths.c: where installed files lie. */
+#include "app/quire-paths.h"
+
+char *
+quire_dup_data_dir (void)
+{
+  const char *dir = g_getenv ("QUIRE_DATA_DIR");
+
+  return g_strdup (dir != NULL && dir[0] != '\0' ? dir : QUIRE_DATADIR);
+}
+
+char *
+quire_dup_default_model_dir (void)
+{
+  const char *dir = g_getenv ("QUIRE_MODEL");
+
+  if (dir != NULL && dir[0] != '\0')
+    return g_strdup (dir);
+
+  g_autofree char *data_dir = quire_dup_data_dir ();
+  return g_build_filename (data_dir, "demo-model", NULL);
+}

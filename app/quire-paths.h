@@ -1,0 +1,12 @@
+/* quire-paths.h: where installed files lie. No GTK. Any thread. */
+#pragma once
+#include <glib.h>
+
+G_BEGIN_DECLS
+
+/* The folder that holds demo-model/: $QUIRE_DATA_DIR, else the installed one. Returns: owned. */
+char *quire_dup_data_dir (void);
+/* The model to use when none is named: $QUIRE_MODEL, else the shipped one. Returns: owned. */
+char *quire_dup_default_model_dir (void);
+
+G_END_DECLS
