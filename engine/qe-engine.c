@@ -13,6 +13,7 @@
 #include "engine/qe-core.h"
 #include "engine/qe-info.h"
 #include "engine/qe-limits.h"
+#include "engine/qe-lock.h"
 
 typedef struct {
     uint64_t id;
@@ -27,8 +28,8 @@ struct qe_engine {
     void *wakeup_user;
     gsize outbox_bytes;
 
-    GMutex lock;
-    GCond changed;
+    qe_mutex lock;
+    qe_cond changed;
     qe_engine_state state;
     uint64_t serial; /* of the latest load, unload or recovery asked for */
     uint64_t load_done, load_total;
@@ -56,7 +57,7 @@ static bool load_progress(void *user, uint64_t done, uint64_t total)
 {
     qe_engine *self = user;
     gint64 now = g_get_monotonic_time();
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     bool current = self->serial == self->load_serial;
     bool tell = current && (now - self->last_progress > 50 * 1000 || done == total);
     if (tell) {
@@ -64,7 +65,7 @@ static bool load_progress(void *user, uint64_t done, uint64_t total)
         self->load_total = total;
         self->last_progress = now;
     }
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     if (tell)
         wake(self);
     return current && !qe_queue_is_closed(self->queue);
@@ -76,7 +77,7 @@ static void set_loaded(qe_engine *self, qe_engine_state state, qe_model_info *in
     qk_backend_info backend = {.name = ""};
     if (self->core.backend)
         qk_backend_get_info(self->core.backend, &backend);
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     bool current = self->serial == self->load_serial;
     if (current) {
         self->state = state;
@@ -94,9 +95,9 @@ static void set_loaded(qe_engine *self, qe_engine_state state, qe_model_info *in
             self->backend = g_strdup(backend.name);
             self->device = g_utf8_make_valid(backend.device, -1);
         }
-        g_cond_broadcast(&self->changed);
+        qe_cond_broadcast(&self->changed);
     }
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     g_clear_error(&error);
     g_clear_pointer(&info, qe_model_info_free);
     wake(self);
@@ -137,11 +138,11 @@ static void run_recover(qe_engine *self)
 static void session_idle(void *user, qe_session_id id)
 {
     qe_engine *self = user;
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     session_entry *entry = g_hash_table_lookup(self->sessions, &id);
     if (entry)
         entry->busy = false;
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
 }
 
 static void run_command(qe_engine *self, qe_command *command)
@@ -183,15 +184,15 @@ static void run_command(qe_engine *self, qe_command *command)
 static void note_loss(qe_engine *self)
 {
     bool news = false;
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     if (self->core.lost && self->state == QE_ENGINE_READY) {
         self->state = QE_ENGINE_LOST;
         g_clear_error(&self->error);
         self->error = g_error_copy(self->core.lost);
-        g_cond_broadcast(&self->changed);
+        qe_cond_broadcast(&self->changed);
         news = true;
     }
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     if (news)
         wake(self);
 }
@@ -257,8 +258,8 @@ qe_engine *qe_engine_new_with_backend(
     self->wakeup = o->wakeup;
     self->wakeup_user = o->wakeup_user;
     self->outbox_bytes = o->outbox_bytes ? o->outbox_bytes : QE_OUTBOX_BYTES;
-    g_mutex_init(&self->lock);
-    g_cond_init(&self->changed);
+    qe_mutex_init(&self->lock);
+    qe_cond_init(&self->changed);
     self->sessions = g_hash_table_new_full(g_int64_hash, g_int64_equal, NULL, g_free);
     self->next_session = 1;
     self->backend = g_strdup("");
@@ -310,8 +311,8 @@ void qe_engine_free(qe_engine *self)
     g_free(self->device);
     qe_stats_free(self->stats);
     qe_queue_unref(self->queue);
-    g_cond_clear(&self->changed);
-    g_mutex_clear(&self->lock);
+    qe_cond_clear(&self->changed);
+    qe_mutex_clear(&self->lock);
     g_free(self);
 }
 
@@ -335,7 +336,7 @@ void qe_engine_load(qe_engine *self, const char *dir)
 {
     qe_command *command = command_new(QE_COMMAND_LOAD);
     command->dir = g_strdup(dir);
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     self->state = QE_ENGINE_LOADING;
     self->load_done = self->load_total = 0;
     command->serial = ++self->serial;
@@ -344,8 +345,8 @@ void qe_engine_load(qe_engine *self, const char *dir)
     g_clear_pointer(&self->tokenizer, qe_tokenizer_unref);
     g_hash_table_remove_all(self->sessions);
     post(self, command);
-    g_cond_broadcast(&self->changed);
-    g_mutex_unlock(&self->lock);
+    qe_cond_broadcast(&self->changed);
+    qe_mutex_unlock(&self->lock);
     /* What runs for the old model need not run to its end. */
     qe_queue_cancel_all(self->queue);
 }
@@ -353,7 +354,7 @@ void qe_engine_load(qe_engine *self, const char *dir)
 void qe_engine_unload(qe_engine *self)
 {
     qe_command *command = command_new(QE_COMMAND_UNLOAD);
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     self->state = QE_ENGINE_EMPTY;
     command->serial = ++self->serial;
     g_clear_error(&self->error);
@@ -361,30 +362,30 @@ void qe_engine_unload(qe_engine *self)
     g_clear_pointer(&self->tokenizer, qe_tokenizer_unref);
     g_hash_table_remove_all(self->sessions);
     post(self, command);
-    g_cond_broadcast(&self->changed);
-    g_mutex_unlock(&self->lock);
+    qe_cond_broadcast(&self->changed);
+    qe_mutex_unlock(&self->lock);
     qe_queue_cancel_all(self->queue);
 }
 
 void qe_engine_recover(qe_engine *self)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     if (self->state == QE_ENGINE_LOST) {
         qe_command *command = command_new(QE_COMMAND_RECOVER);
         self->state = QE_ENGINE_LOADING;
         self->load_done = self->load_total = 0;
         command->serial = ++self->serial;
         post(self, command);
-        g_cond_broadcast(&self->changed);
+        qe_cond_broadcast(&self->changed);
     }
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
 }
 
 /* ---- Front: state ---- */
 
 void qe_engine_get_status(qe_engine *self, qe_engine_status *out)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     bool loaded = self->state == QE_ENGINE_READY || self->state == QE_ENGINE_LOST;
     *out = (qe_engine_status){
         .state = self->state,
@@ -395,7 +396,7 @@ void qe_engine_get_status(qe_engine *self, qe_engine_status *out)
         .backend = g_strdup(self->backend),
         .device = g_strdup(self->device),
     };
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
 }
 
 void qe_engine_status_clear(qe_engine_status *status)
@@ -409,25 +410,25 @@ void qe_engine_status_clear(qe_engine_status *status)
 bool qe_engine_wait_ready(qe_engine *self, GError **error)
 {
     bool ready = false;
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     while (self->state == QE_ENGINE_LOADING)
-        g_cond_wait(&self->changed, &self->lock);
+        qe_cond_wait(&self->changed, &self->lock);
     if (self->state == QE_ENGINE_READY)
         ready = true;
     else if (self->error)
         g_propagate_error(error, g_error_copy(self->error));
     else
         g_set_error(error, QE_ERROR, QE_ERROR_FAILED, "No model is loaded");
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     return ready;
 }
 
 qe_tokenizer *qe_engine_dup_tokenizer(qe_engine *self)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     bool loaded = self->state == QE_ENGINE_READY || self->state == QE_ENGINE_LOST;
     qe_tokenizer *tokenizer = loaded && self->tokenizer ? qe_tokenizer_ref(self->tokenizer) : NULL;
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     return tokenizer;
 }
 
@@ -481,10 +482,10 @@ static qe_session_id add_session(qe_engine *self, qe_command *command, GError **
 qe_session_id qe_engine_open_session(qe_engine *self, GError **error)
 {
     qe_session_id id = 0;
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     if (require_model(self, true, error))
         id = add_session(self, command_new(QE_COMMAND_OPEN), error);
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     return id;
 }
 
@@ -492,26 +493,26 @@ qe_session_id qe_engine_fork_session(
     qe_engine *self, qe_session_id parent, uint32_t keep_messages, GError **error)
 {
     qe_session_id id = 0;
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     if (require_model(self, true, error) && require_session(self, parent, error)) {
         qe_command *command = command_new(QE_COMMAND_FORK);
         command->parent = parent;
         command->keep_messages = keep_messages;
         id = add_session(self, command, error);
     }
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     return id;
 }
 
 void qe_engine_close_session(qe_engine *self, qe_session_id session)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     if (g_hash_table_remove(self->sessions, &session)) {
         qe_command *command = command_new(QE_COMMAND_CLOSE);
         command->session = session;
         post(self, command);
     }
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
 }
 
 /* ---- Front: requests ---- */
@@ -521,7 +522,7 @@ static qe_request *post_request(qe_engine *self, qe_request *request, GError **e
 {
     bool ok = false;
     session_entry *entry = NULL;
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     if (require_model(self, false, error)) {
         ok = true;
         if (request->session_id || !request->is_eval) {
@@ -545,7 +546,7 @@ static qe_request *post_request(qe_engine *self, qe_request *request, GError **e
             g_free(command);
         }
     }
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     if (!ok)
         g_clear_pointer(&request, qe_request_unref);
     return request;

@@ -8,10 +8,11 @@
 #include "engine/qe-outbox.h"
 #include <string.h>
 #include "engine/qe-limits.h"
+#include "engine/qe-lock.h"
 
 struct qe_outbox {
-    GMutex lock;
-    GCond cond;
+    qe_mutex lock;
+    qe_cond cond;
     qe_wakeup_fn wakeup;
     void *wakeup_user;
     gsize max_bytes;
@@ -27,8 +28,8 @@ struct qe_outbox {
 qe_outbox *qe_outbox_new(gsize max_bytes, qe_wakeup_fn wakeup, void *user)
 {
     qe_outbox *self = g_new0(qe_outbox, 1);
-    g_mutex_init(&self->lock);
-    g_cond_init(&self->cond);
+    qe_mutex_init(&self->lock);
+    qe_cond_init(&self->cond);
     self->max_bytes = max_bytes;
     self->wakeup = wakeup;
     self->wakeup_user = user;
@@ -47,8 +48,8 @@ void qe_outbox_free(qe_outbox *self)
     g_array_unref(self->ids);
     g_free(self->top);
     g_clear_error(&self->error);
-    g_cond_clear(&self->cond);
-    g_mutex_clear(&self->lock);
+    qe_cond_clear(&self->cond);
+    qe_mutex_clear(&self->lock);
     g_free(self);
 }
 
@@ -57,8 +58,8 @@ static void unlock_with_news(qe_outbox *self)
 {
     bool edge = !self->news;
     self->news = true;
-    g_cond_broadcast(&self->cond);
-    g_mutex_unlock(&self->lock);
+    qe_cond_broadcast(&self->cond);
+    qe_mutex_unlock(&self->lock);
     if (edge && self->wakeup)
         self->wakeup(self->wakeup_user);
 }
@@ -72,7 +73,7 @@ void qe_outbox_push(qe_outbox *self, const char *text, gsize n_text, const uint3
 {
     if (n_text == 0 && n_ids == 0)
         return;
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     g_assert(self->latest.state != QE_REQUEST_DONE);
     if (n_text)
         g_string_append_len(self->text, text, (gssize)n_text);
@@ -85,9 +86,9 @@ void qe_outbox_push(qe_outbox *self, const char *text, gsize n_text, const uint3
 
 void qe_outbox_set_queued(qe_outbox *self, uint32_t n_before)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     if (self->latest.state == QE_REQUEST_QUEUED && self->latest.n_before == n_before) {
-        g_mutex_unlock(&self->lock);
+        qe_mutex_unlock(&self->lock);
         return;
     }
     self->latest.state = QE_REQUEST_QUEUED;
@@ -98,7 +99,7 @@ void qe_outbox_set_queued(qe_outbox *self, uint32_t n_before)
 void qe_outbox_set_progress(qe_outbox *self, qe_request_state state, uint32_t n_prompt,
     uint32_t n_prompt_done, const qe_receipt *receipt)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     g_assert(self->latest.state != QE_REQUEST_DONE);
     self->latest.state = state;
     self->latest.n_before = 0;
@@ -110,7 +111,7 @@ void qe_outbox_set_progress(qe_outbox *self, qe_request_state state, uint32_t n_
 
 void qe_outbox_set_top(qe_outbox *self, const qe_top *top, uint32_t n)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     g_free(self->top);
     self->top = g_memdup2(top, n * sizeof *top);
     self->n_top = n;
@@ -119,7 +120,7 @@ void qe_outbox_set_top(qe_outbox *self, const qe_top *top, uint32_t n)
 
 void qe_outbox_finish(qe_outbox *self, qe_finish finish, const qe_receipt *receipt, GError *error)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     g_assert(self->latest.state != QE_REQUEST_DONE);
     self->latest.state = QE_REQUEST_DONE;
     self->latest.n_before = 0;
@@ -131,15 +132,15 @@ void qe_outbox_finish(qe_outbox *self, qe_finish finish, const qe_receipt *recei
 
 bool qe_outbox_is_full(qe_outbox *self)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     bool full = is_full(self);
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     return full;
 }
 
 bool qe_outbox_take(qe_outbox *self, qe_update *out, bool *was_full)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     bool news = self->news;
     self->news = false;
     *was_full = self->was_full;
@@ -154,22 +155,22 @@ bool qe_outbox_take(qe_outbox *self, qe_update *out, bool *was_full)
     out->n_top = self->n_top;
     out->top = self->n_top ? g_memdup2(self->top, self->n_top * sizeof *self->top) : NULL;
     out->error = self->error ? g_error_copy(self->error) : NULL;
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     return news;
 }
 
 bool qe_outbox_wait(qe_outbox *self, int timeout_ms)
 {
     gint64 end = timeout_ms < 0 ? 0 : g_get_monotonic_time() + (gint64)timeout_ms * 1000;
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     while (!self->news && self->latest.state != QE_REQUEST_DONE) {
         if (timeout_ms < 0)
-            g_cond_wait(&self->cond, &self->lock);
-        else if (!g_cond_wait_until(&self->cond, &self->lock, end))
+            qe_cond_wait(&self->cond, &self->lock);
+        else if (!qe_cond_wait_until(&self->cond, &self->lock, end))
             break;
     }
     bool news = self->news || self->latest.state == QE_REQUEST_DONE;
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     return news;
 }
 

@@ -88,7 +88,7 @@ static bool copy_messages(qe_request *self, const qe_generate_params *params, GE
 static qe_request *request_alloc(qe_queue *queue)
 {
     qe_request *self = g_new0(qe_request, 1);
-    g_atomic_ref_count_init(&self->n_refs);
+    g_atomic_int_set(&self->n_refs, 1);
     self->queue = qe_queue_ref(queue);
     self->called = g_get_monotonic_time();
     self->slot = QK_NO_SLOT;
@@ -139,13 +139,13 @@ qe_request *qe_request_new_eval(
 
 qe_request *qe_request_ref(qe_request *self)
 {
-    g_atomic_ref_count_inc(&self->n_refs);
+    g_atomic_int_inc(&self->n_refs);
     return self;
 }
 
 void qe_request_unref(qe_request *self)
 {
-    if (!self || !g_atomic_ref_count_dec(&self->n_refs))
+    if (!self || !g_atomic_int_dec_and_test(&self->n_refs))
         return;
     for (uint32_t i = 0; self->messages && i < self->n_messages; i++)
         g_free(self->messages[i].text);

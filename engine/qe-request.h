@@ -21,7 +21,7 @@ typedef struct {
 struct qe_timeline;
 
 struct qe_request {
-    gatomicrefcount n_refs;
+    gint n_refs;     /* atomic */
     qe_queue *queue; /* owned reference: the request may outlive its engine */
     qe_outbox *outbox;
     gint cancelled; /* atomic */

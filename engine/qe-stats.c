@@ -7,6 +7,7 @@
 #include "engine/qe-stats.h"
 #include <string.h>
 #include "engine/qe-limits.h"
+#include "engine/qe-lock.h"
 
 #define RATE_BUCKETS 20
 #define BUCKET_US    ((gint64)QE_RATE_MS * 1000 / RATE_BUCKETS)
@@ -18,14 +19,14 @@ typedef struct {
 
 typedef struct {
     qe_snapshot view; /* first: the public pointer */
-    gatomicrefcount n_refs;
+    gint n_refs;      /* atomic */
     qe_session_view *sessions;
     qe_cell *cells;
     uint32_t history[QE_HISTORY_SECONDS];
 } snapshot;
 
 struct qe_stats {
-    GMutex lock; /* guards latest */
+    qe_mutex lock; /* guards latest */
     snapshot *latest;
     /* engine thread */
     bool dirty, rates_live;
@@ -40,7 +41,7 @@ struct qe_stats {
 void qe_snapshot_unref(const qe_snapshot *view)
 {
     snapshot *self = (snapshot *)(void *)view;
-    if (!self || !g_atomic_ref_count_dec(&self->n_refs))
+    if (!self || !g_atomic_int_dec_and_test(&self->n_refs))
         return;
     for (int i = 0; i < QE_N_TIERS; i++)
         g_free(self->view.tiers[i].reason);
@@ -52,7 +53,7 @@ void qe_snapshot_unref(const qe_snapshot *view)
 qe_stats *qe_stats_new(void)
 {
     qe_stats *self = g_new0(qe_stats, 1);
-    g_mutex_init(&self->lock);
+    qe_mutex_init(&self->lock);
     for (int i = 0; i < RATE_BUCKETS; i++)
         self->buckets[i].index = -1;
     qe_stats_touch(self);
@@ -65,7 +66,7 @@ void qe_stats_free(qe_stats *self)
     if (!self)
         return;
     qe_snapshot_unref(&self->latest->view);
-    g_mutex_clear(&self->lock);
+    qe_mutex_clear(&self->lock);
     g_free(self);
 }
 
@@ -208,7 +209,7 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
     if (deadline == 0 || (self->latest && now < deadline))
         return false;
     snapshot *s = g_new0(snapshot, 1);
-    g_atomic_ref_count_init(&s->n_refs);
+    g_atomic_int_set(&s->n_refs, 1);
     s->view.serial = ++self->serial;
     s->view.page_tokens = QK_PAGE_TOKENS;
     s->view.n_running = input->n_running;
@@ -235,10 +236,10 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
     self->last_publish = now;
     self->dirty = false;
 
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     snapshot *before = self->latest;
     self->latest = s;
-    g_mutex_unlock(&self->lock);
+    qe_mutex_unlock(&self->lock);
     if (before)
         qe_snapshot_unref(&before->view);
     return true;
@@ -246,9 +247,9 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
 
 const qe_snapshot *qe_stats_dup_snapshot(qe_stats *self)
 {
-    g_mutex_lock(&self->lock);
+    qe_mutex_lock(&self->lock);
     snapshot *s = self->latest;
-    g_atomic_ref_count_inc(&s->n_refs);
-    g_mutex_unlock(&self->lock);
+    g_atomic_int_inc(&s->n_refs);
+    qe_mutex_unlock(&self->lock);
     return &s->view;
 }

@@ -1,7 +1,8 @@
 /* test-engine-stream.c: what the reader sees: whole characters, stops, seeds, backpressure. */
 #include <math.h>
 #include <string.h>
-#include "engine/qe-limits.h"
+#include <glib/gstdio.h>
+#include "engine/qe-safetensors.h"
 #include "tests/engine/engine-test.h"
 
 static void ask_with_stop(
@@ -174,6 +175,64 @@ static void test_backpressure(void)
     qe_engine_free(engine);
 }
 
+/* A copy of the model whose final norm is NaN: every logit is one. It is an error, not a token, and the session lives. */
+static void test_not_a_number(void)
+{
+    g_autoptr (GError)
+        error = NULL;
+    g_autofree char *dir = g_dir_make_tmp("quire-test-XXXXXX", &error);
+    g_assert_no_error(error);
+    g_autoptr (GDir)
+        files = g_dir_open(et_model_dir(), 0, &error);
+    g_assert_no_error(error);
+    for (const char *name; (name = g_dir_read_name(files));) {
+        g_autofree char *from = g_build_filename(et_model_dir(), name, NULL);
+        g_autofree char *to = g_build_filename(dir, name, NULL);
+        g_autofree char *data = NULL;
+        gsize n;
+        if (g_file_test(from, G_FILE_TEST_IS_DIR))
+            continue;
+        g_assert_true(g_file_get_contents(from, &data, &n, NULL));
+        if (g_str_has_suffix(name, ".safetensors")) {
+            g_autoptr (qe_safetensors)
+                st = qe_safetensors_open(from, &error);
+            g_assert_no_error(error);
+            const qe_safetensor *norm = qe_safetensors_find(st, "model.norm.weight");
+            uint64_t header;
+            memcpy(&header, data, 8);
+            for (uint64_t i = 0; norm && i < norm->n_bytes; i += 2)
+                memcpy(data + 8 + header + norm->begin + i, "\xc0\x7f", 2);
+        }
+        g_assert_true(g_file_set_contents(to, data, (gssize)n, NULL));
+    }
+    qe_engine *engine = et_engine_new(NULL);
+    qe_engine_load(engine, dir);
+    qe_engine_wait_ready(engine, &error);
+    g_assert_no_error(error);
+    qe_message message;
+    qe_generate_params params = et_user(et_open(engine), "x", &message);
+    g_auto(et_result) r = {0};
+    for (int i = 0; i < 2; i++) {
+        et_generate(engine, &params, &r);
+        g_assert_cmpint(r.finish, ==, QE_FINISH_ERROR);
+        g_assert_error(r.error, QE_ERROR, QE_ERROR_NUMERIC);
+        g_assert_nonnull(strstr(r.error->message, "invalid number at token"));
+        g_assert_cmpuint(r.ids->len, ==, 0);
+    }
+    qe_engine_close_session(engine, params.session);
+    qe_engine_load(engine, et_model_dir());
+    qe_engine_wait_ready(engine, &error);
+    g_assert_no_error(error);
+    et_ask(engine, et_open(engine), "My name is Mira.", 20, &r);
+    qe_engine_free(engine);
+    g_dir_rewind(files);
+    for (const char *name; (name = g_dir_read_name(files));) {
+        g_autofree char *to = g_build_filename(dir, name, NULL);
+        g_remove(to);
+    }
+    g_rmdir(dir);
+}
+
 static void test_bad_params(void)
 {
     qe_engine *engine = et_engine_new(NULL);
@@ -242,6 +301,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/stream/chinese", test_chinese);
     g_test_add_func("/engine/stream/seeds", test_seeds);
     g_test_add_func("/engine/stream/backpressure", test_backpressure);
+    g_test_add_func("/engine/stream/not-a-number", test_not_a_number);
     g_test_add_func("/engine/stream/bad-params", test_bad_params);
     return g_test_run();
 }
