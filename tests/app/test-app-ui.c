@@ -601,6 +601,48 @@ static void test_rtl(void)
     gtk_widget_set_default_direction(GTK_TEXT_DIR_LTR);
 }
 
+static gboolean says_something(GtkWidget *widget)
+{
+    if (GTK_IS_LABEL(widget) && gtk_label_get_text(GTK_LABEL(widget))[0] != '\0')
+        return TRUE;
+    for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL;
+         child = gtk_widget_get_next_sibling(child))
+        if (says_something(child))
+            return TRUE;
+    return FALSE;
+}
+
+/* Counts the buttons under @root; each must have words or a tooltip. GTK's own title and
+ * close buttons, which name themselves, are left out. */
+static guint check_buttons(GtkWidget *root)
+{
+    guint n = 0;
+
+    if (GTK_IS_WINDOW_CONTROLS(root) || !gtk_widget_get_visible(root) ||
+        gtk_widget_has_css_class(root, "close"))
+        return 0;
+    if (GTK_IS_BUTTON(root) || GTK_IS_MENU_BUTTON(root)) {
+        const char *tooltip = gtk_widget_get_tooltip_text(root);
+
+        if ((tooltip == NULL || tooltip[0] == '\0') && !says_something(root))
+            g_error("a button without a name in a %s", G_OBJECT_TYPE_NAME(gtk_widget_get_parent(root)));
+        return 1;
+    }
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child))
+        n += check_buttons(child);
+    return n;
+}
+
+static void test_button_names(void)
+{
+    open_window(1200, 800);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(check_buttons(GTK_WIDGET(window)), >=, 10);
+    close_window();
+}
+
 /* A window that closes while a reply runs stops it. */
 static void test_close_running(void)
 {
@@ -730,6 +772,7 @@ int main(int argc, char **argv)
     g_test_add_func("/app/ui/rows", test_rows);
     g_test_add_func("/app/ui/narrow", test_narrow);
     g_test_add_func("/app/ui/rtl", test_rtl);
+    g_test_add_func("/app/ui/button-names", test_button_names);
 
     application = quire_application_new();
     g_signal_connect_after(application, "activate", G_CALLBACK(activated_cb), NULL);
