@@ -697,8 +697,16 @@ static void test_pieces(void)
         gpt2 = qe_pretok_new();
     g_assert_true(qe_pretok_add_split(gpt2, "test", qe_pretok_gpt2_pattern, &error));
     check_pieces(gpt2, "Don't  stop 123!\n", "Don|'t| | stop| 123|!|\n|");
+    /* A letter of Unicode 15.1, a digit and a mark of 16, a symbol of 15: also with an older PCRE2. */
+    g_autoptr (qe_pretok)
+        newer = qe_pretok_new();
+    g_assert_true(qe_pretok_add_split(
+        newer, "test", "\\p{L}+|\\d|\\p{M}|\\p{So}|[^\\p{L}\\p{N}\\p{M}]|\\P{L}", &error));
+    check_pieces(newer, "a\U0002ec0fb\U00010d40\U000113b8\U0001fa77..",
+        "a\U0002ec0fb|\U00010d40|\U000113b8|\U0001fa77|.|.|");
     static const char *const refused[] = {"^a", "a$", "\\h", "\\w", "\\bx", "[[a]]", "[a&&b]", "[\\S]",
-        "(?m:a)", "(*ACCEPT)", "\\p{Greek}", "\\pL", "a{2}+", "\\1", "(?<n>a)", "[]a]", "[a", "\\"};
+        "[\\P{L}]", "(?m:a)", "(*ACCEPT)", "\\p{Greek}", "\\pL", "a{2}+", "\\1", "(?<n>a)", "[]a]", "[a",
+        "\\"};
     for (guint i = 0; i < G_N_ELEMENTS(refused); i++) {
         g_autoptr (GError)
             refusal = NULL;
