@@ -8,6 +8,7 @@
 
 #include "engine/qe-json.h"
 #include "engine/qe-limits.h"
+#include "engine/qe-template-form.h"
 
 struct qe_template {
     qe_tokenizer *tokenizer;
@@ -15,60 +16,10 @@ struct qe_template {
     int64_t eos_id;
     uint32_t n_reply_prefix;
     bool has_think_ids;
-    bool thinking_switch; /* enable_thinking = false puts an empty think block before the reply */
-    bool thinking_forced; /* "<think>\n" before every reply */
-    bool strips;          /* replies before the last user turn lose their reasoning */
-    bool rebuilds_think;  /* replies after it get their think block rebuilt */
-    bool rebuilds_always; /* the very last one also when it has no reasoning */
-    bool tool_responses;  /* user turns that are tool responses do not count as the last user turn */
+    qe_template_form form;
 };
 
-/* ---- Recognising ---- */
-
-/* Parts that this renderer does not reproduce: other families, dates, default system prompts, images. */
-static const char *const foreign[] = {"strftime_now", "raise_exception", "|trim", "| trim", "bos_token",
-    "You are Qwen", "You are a helpful", "<|vision_start|>", "[INST]", "<|eot_id|>", "<|start_header_id|>",
-    "<start_of_turn>", "<|im_sep|>", "loop_messages", "builtin_tools"};
-
-static bool template_classify(qe_template *self, const char *file, const char *source, GError **error)
-{
-    static const char *const needed[] = {"<|im_start|>", "<|im_end|>", "add_generation_prompt", "assistant"};
-    bool think_close = strstr(source, "</think>") != NULL;
-
-    for (gsize i = 0; i < G_N_ELEMENTS(needed); i++)
-        if (strstr(source, needed[i]) == NULL) {
-            g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
-                "%s: chat_template: expected a chat template of the Qwen3 family, found one without \"%s\"; "
-                "use a "
-                "Qwen3 folder with its own tokenizer_config.json",
-                file, needed[i]);
-            return false;
-        }
-    for (gsize i = 0; i < G_N_ELEMENTS(foreign); i++)
-        if (strstr(source, foreign[i]) != NULL) {
-            g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
-                "%s: chat_template: expected a chat template of the Qwen3 family, found \"%s\", which they "
-                "do not "
-                "have; use a Qwen3 folder with its own tokenizer_config.json",
-                file, foreign[i]);
-            return false;
-        }
-    self->thinking_switch = strstr(source, "enable_thinking") != NULL;
-    self->thinking_forced = strstr(source, "assistant\\n<think>\\n' }}") != NULL && !self->thinking_switch;
-    self->strips = strstr(source, "'</think>' in") != NULL && strstr(source, "split('</think>')[-1]") != NULL;
-    self->rebuilds_think = strstr(source, "reasoning_content.strip") != NULL;
-    self->rebuilds_always = strstr(source, "loop.last or (not loop.last and reasoning_content)") != NULL;
-    self->tool_responses = strstr(source, "startswith('<tool_response>')") != NULL;
-    if (think_close && !self->strips) {
-        g_set_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED,
-            "%s: chat_template: expected one of the Qwen3 family's ways to handle </think>, found another; "
-            "use a "
-            "Qwen3 folder with its own tokenizer_config.json",
-            file);
-        return false;
-    }
-    return true;
-}
+/* ---- Reading ---- */
 
 static bool find_control(
     const qe_template *self, const char *file, const char *content, uint32_t *id, GError **error)
@@ -80,8 +31,6 @@ static bool find_control(
         content);
     return false;
 }
-
-/* ---- Reading ---- */
 
 /* "chat_template": a string, or a list of {name, template} of which "default" counts. Returns: borrowed. */
 static const char *template_member(const char *file, JsonObject *root, GError **error)
@@ -150,15 +99,20 @@ static bool template_read(qe_template *self, const char *dir, GError **error)
     if (g_file_test(jinja_path, G_FILE_TEST_EXISTS)) {
         file = jinja_path;
         ok = qe_file_read(jinja_path, QE_TOKENIZER_CONFIG_BYTES_MAX, &jinja, &n, error);
+        if (ok && (strlen(jinja) != n || !g_utf8_validate(jinja, (gssize)n, NULL))) {
+            g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
+                "%s: expected UTF-8 text without NUL, found other bytes", file);
+            ok = false;
+        }
         source = jinja;
     } else {
         source = template_member(config_path, root, error);
         ok = source != NULL;
     }
-    ok = ok && template_classify(self, file, source, error) &&
+    ok = ok && qe_template_recognise(file, source, &self->form, error) &&
          find_control(self, file, "<|im_start|>", &self->start_id, error) &&
          find_control(self, file, "<|im_end|>", &self->end_id, error);
-    if (ok && (self->thinking_switch || self->thinking_forced || self->strips)) {
+    if (ok && (self->form.thinking_switch || self->form.thinking_forced || self->form.strips)) {
         ok = find_control(self, file, "<think>", &self->think_id, error) &&
              find_control(self, file, "</think>", &self->think_end_id, error);
         self->has_think_ids = ok;
@@ -316,10 +270,10 @@ static void put_assistant(builder *b, const char *text, gsize n, bool earlier, b
     gsize n_reasoning;
 
     put_head(b, QE_TEMPLATE_ASSISTANT);
-    if (t->rebuilds_think && !earlier) {
+    if (t->form.rebuilds_think && !earlier) {
         get_reasoning(text, n, &reasoning, &n_reasoning);
         cut_reasoning(&text, &n);
-        if (n_reasoning > 0 || (last && t->rebuilds_always)) {
+        if (n_reasoning > 0 || last) {
             strip_back(reasoning, &n_reasoning);
             put_id(b, t->think_id);
             put_text(b, "\n", 1);
@@ -330,10 +284,10 @@ static void put_assistant(builder *b, const char *text, gsize n, bool earlier, b
             strip_front(&text, &n);
         }
         put_text(b, text, n);
-    } else if (t->strips && earlier) {
+    } else if (t->form.strips && earlier) {
         cut_reasoning(&text, &n);
         put_text(b, text, n);
-    } else if (t->rebuilds_think) {
+    } else if (t->form.rebuilds_think) {
         cut_reasoning(&text, &n);
         put_text(b, text, n);
     } else {
@@ -345,10 +299,10 @@ static void put_assistant(builder *b, const char *text, gsize n, bool earlier, b
 static void put_generation(builder *b, qe_template_thinking thinking)
 {
     put_head(b, QE_TEMPLATE_ASSISTANT);
-    if (b->self->thinking_forced) {
+    if (b->self->form.thinking_forced) {
         put_id(b, b->self->think_id);
         put_text(b, "\n", 1);
-    } else if (b->self->thinking_switch && thinking == QE_TEMPLATE_NO_THINK) {
+    } else if (b->self->form.thinking_switch && thinking == QE_TEMPLATE_NO_THINK) {
         put_id(b, b->self->think_id);
         put_text(b, "\n\n", 2);
         put_id(b, b->self->think_end_id);
@@ -387,12 +341,12 @@ void qe_template_free(qe_template *self)
 
 bool qe_template_has_thinking(const qe_template *self)
 {
-    return self->thinking_switch;
+    return self->form.thinking_switch;
 }
 
 bool qe_template_strips_reasoning(const qe_template *self)
 {
-    return self->strips;
+    return self->form.strips;
 }
 
 uint32_t qe_template_end_id(const qe_template *self)
@@ -468,7 +422,7 @@ bool qe_template_strip_reply(
     }
     rest = bytes->str;
     n_rest = bytes->len;
-    if (self->strips)
+    if (self->form.strips)
         cut_reasoning(&rest, &n_rest);
     cut = (gsize)(rest - bytes->str);
     for (i = 0; cut > 0 && i < n_ids && ends[i] <= cut; i++)
@@ -500,11 +454,11 @@ bool qe_template_render(const qe_template *self, const qe_template_message *mess
     builder b = begin(self, ids, error);
     guint before = ids->len;
     /* The family counts from the end of the list when there is no user turn; the shipped model from before it. */
-    int64_t last_user = self->tool_responses ? (int64_t)n_messages - 1 : -1;
+    int64_t last_user = self->form.tool_responses ? (int64_t)n_messages - 1 : -1;
 
     for (int64_t i = (int64_t)n_messages - 1; i >= 0; i--)
         if (messages[i].role == QE_TEMPLATE_USER &&
-            !(self->tool_responses && has_prefix(&messages[i], "<tool_response>") &&
+            !(self->form.tool_responses && has_prefix(&messages[i], "<tool_response>") &&
                 has_suffix(&messages[i], "</tool_response>"))) {
             last_user = i;
             break;

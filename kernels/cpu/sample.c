@@ -91,18 +91,13 @@ static double sum_exp(const float *x, uint32_t n, float max)
     return sum;
 }
 
-/* The lowest id among the largest finite logits; 0 when none is finite. */
-static uint32_t argmax(const float *z, uint32_t n)
+/* The lowest id whose logit is @max, the largest finite one; 0 when none is finite. */
+static uint32_t first_of(const float *z, uint32_t n, float max)
 {
-    uint32_t best = 0;
-    float best_z = -INFINITY;
-    for (uint32_t i = 0; i < n; i++) {
-        if (z[i] > best_z && z[i] <= FLT_MAX) {
-            best_z = z[i];
-            best = i;
-        }
-    }
-    return best;
+    uint32_t i = 0;
+    while (i < n && z[i] != max)
+        i++;
+    return i < n ? i : 0;
 }
 
 static inline float clamp_finite(float x)
@@ -129,6 +124,14 @@ static inline uint32_t order_key(float z)
     z += 0.0f;
     memcpy(&bits, &z, sizeof(bits));
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+static inline float float_of_key(uint32_t key)
+{
+    uint32_t bits = key & 0x80000000u ? key & 0x7fffffffu : ~key;
+    float z;
+    memcpy(&z, &bits, sizeof(z));
+    return z;
 }
 
 typedef struct {
@@ -199,6 +202,44 @@ static uint32_t apply_cut(const float *z, uint32_t *id, float *weight, uint32_t 
     return kept;
 }
 
+static void list_all(uint32_t *id, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        id[i] = i;
+}
+
+/* Lists the ids that can be among the @k best; returns how many. The kth largest of the blocks' maxima is no larger
+ * than the kth largest logit, and costs a block's length less to find. */
+static uint32_t list_top(const float *z, uint32_t n, uint32_t k, const qk_sample_scratch *scratch)
+{
+    const uint32_t n_blocks = n / BLOCK;
+    if (k > n_blocks / 4) {
+        list_all(scratch->id, n);
+        return n;
+    }
+    float *block_max = scratch->weight;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        float max = z[b * BLOCK];
+        for (uint32_t j = 1; j < BLOCK; j++)
+            max = z[b * BLOCK + j] > max ? z[b * BLOCK + j] : max;
+        block_max[b] = max;
+    }
+    list_all(scratch->id, n_blocks);
+    const float least = float_of_key(find_cut(block_max, scratch->id, NULL, n_blocks, (double)k).key);
+    uint32_t n_listed = 0;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        if (block_max[b] < least)
+            continue;
+        for (uint32_t i = b * BLOCK; i < (b + 1) * BLOCK; i++)
+            if (z[i] >= least)
+                scratch->id[n_listed++] = i; /* n_listed <= i: the list of blocks is not needed any more */
+    }
+    for (uint32_t i = n_blocks * BLOCK; i < n; i++)
+        if (z[i] >= least)
+            scratch->id[n_listed++] = i;
+    return n_listed;
+}
+
 static void weigh(const float *z, const uint32_t *id, float *weight, uint32_t n, float max, float temperature)
 {
     float inverse = 1.0f / temperature;
@@ -222,16 +263,17 @@ static double sum_weights(const float *weight, uint32_t n)
     return sum;
 }
 
-static uint32_t draw(const float *z, uint32_t vocab, const qk_sampling *s, const qk_sample_scratch *scratch)
+static uint32_t draw(
+    const float *z, uint32_t vocab, float max, const qk_sampling *s, const qk_sample_scratch *scratch)
 {
     uint32_t *id = scratch->id, n = vocab;
     float *weight = scratch->weight;
-    float max = scan_logits(z, vocab).max;
-    for (uint32_t i = 0; i < n; i++)
-        id[i] = i;
-
-    if (s->top_k > 0 && s->top_k < n)
+    if (s->top_k > 0 && s->top_k < n) {
+        n = list_top(z, n, s->top_k, scratch);
         n = apply_cut(z, id, NULL, n, find_cut(z, id, NULL, n, (double)s->top_k));
+    } else {
+        list_all(id, n);
+    }
     weigh(z, id, weight, n, max, s->temperature);
     if (s->top_p < 1.0f)
         n = apply_cut(
@@ -266,18 +308,20 @@ void qk_sample(const float *logits, uint32_t vocab, const uint8_t *history, cons
 {
     logits_scan scan = scan_logits(logits, vocab);
     if (!scan.finite) {
-        uint32_t token = argmax(logits, vocab);
+        uint32_t token = first_of(logits, vocab, scan.max);
         *out = (qk_output_result){(int32_t)token, QK_RESULT_NOT_FINITE, NAN, logits[token]};
         return;
     }
     const float *z = logits;
+    float max = scan.max;
     bool penalised = sampling->repetition_penalty != 1.0f || sampling->presence_penalty != 0.0f;
     if (history != NULL && penalised) {
         penalise(scratch->z, logits, vocab, history, sampling);
         z = scratch->z;
+        max = scan_logits(z, vocab).max;
     }
     bool greedy = sampling->temperature < GREEDY_BELOW || sampling->top_p <= 0.0f || sampling->top_k == 1;
-    uint32_t token = greedy ? argmax(z, vocab) : draw(z, vocab, sampling, scratch);
+    uint32_t token = greedy ? first_of(z, vocab, max) : draw(z, vocab, max, sampling, scratch);
     out->token = (int32_t)token;
     out->flags = 0;
     out->logit = logits[token];

@@ -5,11 +5,10 @@
 
 #define SIMD_INLINE static inline __attribute__((always_inline))
 
-#define SIMD_ISA_NAME        "avx2"
-#define SIMD_WIDTH           8
-#define SIMD_MATMUL_ROWS     3 /* of 4 outputs: 12 sums + 3 x + 1 w of 16 registers */
-#define SIMD_MATMUL_ROWS_MAX 6 /* of 2 outputs: 12 + 2 w + 1 x */
-#define SIMD_SCORE_ROWS      3
+#define SIMD_ISA_NAME    "avx2"
+#define SIMD_WIDTH       8
+#define SIMD_MATMUL_ROWS 3 /* of 4 outputs: 12 sums + 3 x + 1 w of 16 registers */
+#define SIMD_SCORE_ROWS  3
 
 typedef __m256 vec;
 

@@ -9,11 +9,10 @@
 
 #define SIMD_INLINE static inline __attribute__((always_inline))
 
-#define SIMD_ISA_NAME        "avx512"
-#define SIMD_WIDTH           16 /* float lanes */
-#define SIMD_MATMUL_ROWS     6 /* rows of a register tile of 4 outputs: 24 sums + 6 x + 1 w of 32 registers */
-#define SIMD_MATMUL_ROWS_MAX 8 /* of 2 outputs: 16 + 8 + 1 */
-#define SIMD_SCORE_ROWS      6 /* query heads of a tile of 4 vectors of keys, likewise */
+#define SIMD_ISA_NAME    "avx512"
+#define SIMD_WIDTH       16 /* float lanes */
+#define SIMD_MATMUL_ROWS 6  /* rows of a register tile of 4 outputs: 24 sums + 6 x + 1 w of 32 registers */
+#define SIMD_SCORE_ROWS  6  /* query heads of a tile of 4 vectors of keys, likewise */
 
 typedef __m512 vec;
 

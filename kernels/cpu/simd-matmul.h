@@ -8,10 +8,11 @@
  *    of i keep all their lanes.
  * 2. Every load and FMA is asked for by name: nothing depends on what the compiler contracts or vectorises.
  *
- * Register tile: a few rows by 4 or 2 outputs. Its outputs are not neighbours but lie a quarter (or half) of the range
- * apart: each reads its rows of w one after the other, in one ascending run of memory. Hardware prefetchers follow
- * four such runs at full speed; four neighbouring rows, whose addresses alternate within a page, they follow at about
- * half (Zen 5: 14-20 GB/s against 27-31, plain reads 28-31), and prefetch instructions win back only part of it.
+ * Register tile: up to SIMD_MATMUL_ROWS rows by 4 outputs. Its outputs are not neighbours but lie a quarter of the
+ * range apart: each reads its rows of w one after the other, in one ascending run of memory. Hardware prefetchers
+ * follow four such runs at full speed; four neighbouring rows, whose addresses alternate within a page, at about half
+ * (Zen 5, 1 thread: 15-20 GB/s against 27-31; plain reads 28-31). From 3 rows on, the FMAs fill the core's window, so
+ * that too few loads are under way; prefetch instructions make up for it (4 rows: 21 GB/s without, 29 with).
  *
  * Around the tile: block of output steps (w in L2) > row tile > block of i (x tile in L1) > output step (w from L2).
  * Bytes: w once a call while one row tile holds all rows (memory-bound); else 2 * n_rows * n_in * n_out flops.
@@ -23,9 +24,10 @@ enum {
     MATMUL_BLOCK_STEPS = 8, /* output steps whose w stays in L2 while the row tiles pass */
     MATMUL_FEW_TILES =
         4, /* up to so many row tiles one step at a time, with w in L1: less waiting for memory */
-    MATMUL_BLOCK_IN = 1024, /* inputs of an x tile kept in L1; a multiple of SIMD_WIDTH */
-    MATMUL_X_BYTES = 40960, /* x tiles up to this size are not cut */
-    MATMUL_OUTS_MAX = 4,
+    MATMUL_BLOCK_IN = 1024,    /* inputs of an x tile kept in L1; a multiple of SIMD_WIDTH */
+    MATMUL_X_BYTES = 40960,    /* x tiles up to this size are not cut */
+    MATMUL_OUTS = 4,           /* of a register tile */
+    MATMUL_AHEAD_BYTES = 2048, /* prefetch distance in each run of w */
 };
 
 typedef struct {
@@ -38,12 +40,6 @@ typedef struct {
     uint32_t out_step; /* from one output of a tile to the next */
 } matmul_job;
 
-/* Outputs of a tile of @rows rows: as many as leave registers for x and w. */
-SIMD_INLINE uint32_t matmul_outs(uint32_t rows)
-{
-    return rows <= SIMD_MATMUL_ROWS ? 4 : 2;
-}
-
 SIMD_INLINE vec matmul_load_w(const char *w, size_t i, uint32_t n, bool is_bf16)
 {
     if (is_bf16) {
@@ -54,14 +50,21 @@ SIMD_INLINE vec matmul_load_w(const char *w, size_t i, uint32_t n, bool is_bf16)
     return n == SIMD_WIDTH ? v_load(p) : v_load_n(p, n);
 }
 
+SIMD_INLINE void matmul_fetch_ahead(const char *w, size_t i, bool is_bf16)
+{
+    const uintptr_t at =
+        (uintptr_t)w + i * (is_bf16 ? sizeof(qk_bf16) : sizeof(float)); /* may lie past the end */
+    _mm_prefetch((const char *)(at + MATMUL_AHEAD_BYTES), _MM_HINT_T0);
+}
+
 /* One register tile over inputs [i_begin, i_end). @rows, @outs and @is_bf16 are constants where this is inlined.
  * @aside: [rows * outs] accumulators to begin from unless i_begin is 0, and to leave unless i_end is n_in. */
 SIMD_INLINE void matmul_tile(const uint32_t rows, const uint32_t outs, const bool is_bf16,
     const matmul_job *job, uint32_t row, uint32_t out, uint32_t i_begin, uint32_t i_end, float *aside)
 {
-    const float *x[SIMD_MATMUL_ROWS_MAX];
-    const char *w[MATMUL_OUTS_MAX];
-    vec sum[SIMD_MATMUL_ROWS_MAX * MATMUL_OUTS_MAX];
+    const float *x[SIMD_MATMUL_ROWS];
+    const char *w[MATMUL_OUTS];
+    vec sum[SIMD_MATMUL_ROWS * MATMUL_OUTS];
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < rows; r++) {
         x[r] = job->x + (size_t)(row + r) * job->x_stride;
@@ -78,7 +81,7 @@ SIMD_INLINE void matmul_tile(const uint32_t rows, const uint32_t outs, const boo
 
     uint32_t i = i_begin;
     for (; i_end - i >= SIMD_WIDTH; i += SIMD_WIDTH) {
-        vec xv[SIMD_MATMUL_ROWS_MAX];
+        vec xv[SIMD_MATMUL_ROWS];
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < rows; r++) {
             xv[r] = v_load(x[r] + i);
@@ -86,6 +89,7 @@ SIMD_INLINE void matmul_tile(const uint32_t rows, const uint32_t outs, const boo
 #pragma GCC unroll 8
         for (uint32_t o = 0; o < outs; o++) {
             const vec wv = matmul_load_w(w[o], i, SIMD_WIDTH, is_bf16);
+            matmul_fetch_ahead(w[o], i, is_bf16);
 #pragma GCC unroll 8
             for (uint32_t r = 0; r < rows; r++) {
                 sum[r * outs + o] = v_fma(xv[r], wv, sum[r * outs + o]);
@@ -131,7 +135,7 @@ SIMD_INLINE void matmul_tile(const uint32_t rows, const uint32_t outs, const boo
         if (single) {                                                                                        \
             matmul_tile(rows_, 1, is_bf16, job, row, out, i_begin, i_end, aside);                            \
         } else {                                                                                             \
-            matmul_tile(rows_, matmul_outs(rows_), is_bf16, job, row, out, i_begin, i_end, aside);           \
+            matmul_tile(rows_, MATMUL_OUTS, is_bf16, job, row, out, i_begin, i_end, aside);                  \
         }                                                                                                    \
         break;
 
@@ -142,12 +146,10 @@ SIMD_INLINE void matmul_any_tile(const bool is_bf16, bool single, const matmul_j
         MATMUL_CASE(1)
         MATMUL_CASE(2)
         MATMUL_CASE(3)
+#if SIMD_MATMUL_ROWS >= 6
         MATMUL_CASE(4)
         MATMUL_CASE(5)
         MATMUL_CASE(6)
-#if SIMD_MATMUL_ROWS_MAX >= 8
-        MATMUL_CASE(7)
-        MATMUL_CASE(8)
 #endif
     }
 }
@@ -156,9 +158,9 @@ SIMD_INLINE void matmul_any_tile(const bool is_bf16, bool single, const matmul_j
 SIMD_INLINE void matmul_row_tile(const bool is_bf16, bool single, const matmul_job *job, uint32_t rows,
     uint32_t row, uint32_t o_begin, uint32_t o_end)
 {
-    float aside[SIMD_MATMUL_ROWS_MAX * MATMUL_OUTS_MAX * MATMUL_BLOCK_STEPS * SIMD_WIDTH]
+    float aside[SIMD_MATMUL_ROWS * MATMUL_OUTS * MATMUL_BLOCK_STEPS * SIMD_WIDTH]
         __attribute__((aligned(64)));
-    const uint32_t n_sums = rows * MATMUL_OUTS_MAX;
+    const uint32_t n_sums = rows * MATMUL_OUTS;
     const bool whole = (size_t)rows * job->n_in * sizeof(float) <= MATMUL_X_BYTES;
     const uint32_t i_step = whole ? job->n_in : MATMUL_BLOCK_IN;
     uint32_t i = 0, i_end;
@@ -172,11 +174,11 @@ SIMD_INLINE void matmul_row_tile(const bool is_bf16, bool single, const matmul_j
     } while (i < job->n_in);
 }
 
-/* All rows and the tiles that begin at outputs [o_begin, o_end); @row_max: rows of a tile at most. */
-SIMD_INLINE void matmul_blocks(const bool is_bf16, bool single, const matmul_job *job, uint32_t n_rows,
-    uint32_t row_max, uint32_t o_begin, uint32_t o_end)
+/* All rows and the tiles that begin at outputs [o_begin, o_end). */
+SIMD_INLINE void matmul_blocks(
+    const bool is_bf16, bool single, const matmul_job *job, uint32_t n_rows, uint32_t o_begin, uint32_t o_end)
 {
-    const uint32_t n_tiles = (n_rows + row_max - 1) / row_max;
+    const uint32_t n_tiles = (n_rows + SIMD_MATMUL_ROWS - 1) / SIMD_MATMUL_ROWS;
     const uint32_t block = n_tiles <= MATMUL_FEW_TILES ? 1 : MATMUL_BLOCK_STEPS;
     for (uint32_t o = o_begin; o < o_end;) {
         const uint32_t o_next = o_end - o <= block ? o_end : o + block;
@@ -196,11 +198,9 @@ SIMD_INLINE void matmul_run(
     if (n_rows == 0 || o_begin >= o_end) {
         return;
     }
-    const uint32_t row_max = n_rows <= SIMD_MATMUL_ROWS_MAX ? SIMD_MATMUL_ROWS_MAX : SIMD_MATMUL_ROWS;
-    const uint32_t outs = matmul_outs(n_rows <= row_max ? n_rows : row_max);
-    job->out_step = (o_end - o_begin) / outs;
-    matmul_blocks(is_bf16, false, job, n_rows, row_max, o_begin, o_begin + job->out_step);
-    matmul_blocks(is_bf16, true, job, n_rows, row_max, o_begin + job->out_step * outs, o_end);
+    job->out_step = (o_end - o_begin) / MATMUL_OUTS;
+    matmul_blocks(is_bf16, false, job, n_rows, o_begin, o_begin + job->out_step);
+    matmul_blocks(is_bf16, true, job, n_rows, o_begin + job->out_step * MATMUL_OUTS, o_end);
 }
 
 static void simd_matmul_bf16(float *y, size_t y_stride, const float *x, size_t x_stride, const qk_bf16 *w,

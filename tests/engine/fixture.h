@@ -21,6 +21,8 @@ typedef struct {
     const float *probes;     /* [n_ids, n_probes] */
     const float *signs;      /* [n_ids, FX_SIGNS] */
     const float *full;       /* [n_ids, vocab] */
+    float *
+        rounding; /* [n_ids]: relative error that K and V in bf16 make when all else is exact; NULL past 1,000 ids */
     uint32_t greedy[FX_GREEDY], runner_up[FX_GREEDY];
     double gap[FX_GREEDY]; /* of their logits */
 } fx_prompt;
@@ -51,5 +53,7 @@ typedef struct {
 
 /* @logits: [vocab], after ids[0..@position]. A value that is not finite gives infinity. */
 fx_error fx_compare(const fx_file *self, const fx_prompt *prompt, uint32_t position, const float *logits);
-/* The same over rows [0, n_ids): the worst of each. @worst: the position of the worst relative error; may be NULL. */
-fx_error fx_compare_all(const fx_file *self, const fx_prompt *prompt, const float *logits, uint32_t *worst);
+/* How far a row may be: 1e-4 with float32 pages. With bf16 pages 1e-2, and also no more than 1.5 times what the rounding of
+ * K and V does by itself at this position, plus 5e-4: 1e-2 alone would let a lost page pass. Where the rounding by itself
+ * is near 1e-2 or over it, only the second holds. */
+double fx_tolerance(const fx_prompt *prompt, uint32_t position, bool bf16_pages);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/qe-template.h"
+#include "tests/engine/template-form.h"
 
 typedef struct {
     qe_tokenizer *tokenizer;
@@ -91,6 +92,8 @@ static void run_case(const model *m, JsonObject *c)
         messages[i].text = content;
         messages[i].n_bytes = strlen(content);
         spells_added |= strstr(content, "<tool_response>") != NULL;
+        /* A template that does not know reasoning has no control tokens for it. */
+        spells_added |= !qe_template_strips_reasoning(m->template) && strstr(content, "think>") != NULL;
     }
     if (!json_object_get_null_member(c, "enable_thinking"))
         thinking =
@@ -350,52 +353,59 @@ static void test_refused(void)
     expect_refused("{\"chat_template\": 7}", QE_ERROR_FORMAT, "chat_template");
     expect_refused(
         "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}]}", QE_ERROR_FORMAT, "default");
-    expect_refused("{\"chat_template\": \"{{ messages }}\"}", QE_ERROR_UNSUPPORTED, "<|im_start|>");
-    expect_refused("{\"chat_template\": \"<|im_start|>system\\nYou are Qwen, made by x<|im_end|> assistant "
-                   "add_generation_prompt\"}",
-        QE_ERROR_UNSUPPORTED, "You are Qwen");
-    expect_refused(
-        "{\"chat_template\": \"<|im_start|> <|im_end|> assistant add_generation_prompt </think>\"}",
-        QE_ERROR_UNSUPPORTED, "</think>");
+    expect_refused("{\"chat_template\": \"{{ messages }}\"}", QE_ERROR_UNSUPPORTED, "{{messages}}");
 }
 
-/* The 2507 forms differ in the generation prompt and in what happens to reasoning. */
-static void test_2507(void)
+/* The family's other templates, made from Qwen3's first one by the edits that make.py makes too, against what Jinja
+ * renders from them. */
+static void run_form(
+    const char *form, const char *fixture, bool has_thinking, bool strips, const char *prompt)
 {
-    static const char instruct[] =
-        "{\"chat_template\": \"{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\\\n' + m.content + "
-        "'<|im_end|>\\\\n' }}"
-        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\\\n' }}{%- endif %}\"}";
-    static const char thinking[] =
-        "{\"chat_template\": \"{%- for m in messages %}{%- if '</think>' in m.content %}{{ "
-        "m.content.split('</think>')[-1].lstrip('\\\\n') }}{%- endif %}<|im_start|><|im_end|>{%- endfor %}"
-        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\\\n<think>\\\\n' }}{%- endif %}\"}";
+    const char *qwen = qwen_dir();
+
+    if (qwen == NULL)
+        return;
     g_autofree char *dir = g_dir_make_tmp("quire-template-XXXXXX", NULL);
-    g_autofree char *path = g_build_filename(dir, "tokenizer_config.json", NULL);
+    g_autofree char *config = g_build_filename(dir, "tokenizer_config.json", NULL);
+    g_autofree char *jinja = g_build_filename(dir, "chat_template.jinja", NULL);
+    g_autofree char *source = template_form_source(qwen, form);
     g_autoptr (GError)
         error = NULL;
-    g_autoptr (qe_tokenizer)
-        tokenizer = qe_tokenizer_new(demo_dir(), &error);
+    g_autoptr (GArray)
+        ids = new_ids();
+    model m = {.tokenizer = qe_tokenizer_new(qwen, &error)};
 
-    for (int i = 0; i < 2; i++) {
-        g_autoptr (GArray)
-            ids = new_ids();
-        g_autofree char *text = NULL;
-        gsize n;
-
-        g_assert_true(g_file_set_contents(path, i == 0 ? instruct : thinking, -1, NULL));
-        g_autoptr (qe_template)
-            t = qe_template_new(dir, tokenizer, &error);
-        g_assert_no_error(error);
-        g_assert_false(qe_template_has_thinking(t));
-        g_assert_cmpint(qe_template_strips_reasoning(t), ==, i == 1);
-        /* A non-thinking template has no empty think block, whatever is asked. */
-        g_assert_true(qe_template_append_generation(t, QE_TEMPLATE_NO_THINK, ids, &error));
-        text = qe_tokenizer_decode(tokenizer, (uint32_t *)(void *)ids->data, ids->len, false, &n);
-        g_assert_cmpstr(text, ==, i == 0 ? "<|im_start|>assistant\n" : "<|im_start|>assistant\n<think>\n");
-    }
-    g_unlink(path);
+    g_assert_no_error(error);
+    g_assert_true(g_file_set_contents(config, "{\"chat_template\": \"not this one\"}", -1, NULL));
+    g_assert_true(g_file_set_contents(jinja, source, -1, NULL));
+    m.template = qe_template_new(dir, m.tokenizer, &error);
+    g_assert_no_error(error);
+    g_assert_cmpint(qe_template_has_thinking(m.template), ==, has_thinking);
+    g_assert_cmpint(qe_template_strips_reasoning(m.template), ==, strips);
+    g_assert_true(qe_template_append_generation(m.template, QE_TEMPLATE_NO_THINK, ids, &error));
+    g_autofree char *text =
+        qe_tokenizer_decode(m.tokenizer, (uint32_t *)(void *)ids->data, ids->len, false, NULL);
+    g_assert_cmpstr(text, ==, prompt);
+    run_fixture(&m, fixture);
+    close_model(&m);
+    g_unlink(config);
+    g_unlink(jinja);
     g_rmdir(dir);
+}
+
+static void test_revised(void)
+{
+    run_form("revised", "qwen3-jinja.json", true, true, "<|im_start|>assistant\n<think>\n\n</think>\n\n");
+}
+
+static void test_thinking_2507(void)
+{
+    run_form("thinking", "thinking-2507-jinja.json", false, true, "<|im_start|>assistant\n<think>\n");
+}
+
+static void test_instruct_2507(void)
+{
+    run_form("instruct", "instruct-2507-jinja.json", false, false, "<|im_start|>assistant\n");
 }
 
 int main(int argc, char **argv)
@@ -409,6 +419,8 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/template/text-never-becomes-control", test_text_never_becomes_control);
     g_test_add_func("/engine/template/strip", test_strip);
     g_test_add_func("/engine/template/refused", test_refused);
-    g_test_add_func("/engine/template/2507", test_2507);
+    g_test_add_func("/engine/template/revised", test_revised);
+    g_test_add_func("/engine/template/thinking-2507", test_thinking_2507);
+    g_test_add_func("/engine/template/instruct-2507", test_instruct_2507);
     return g_test_run();
 }

@@ -1,10 +1,11 @@
-/* fuzz-tokenizer-json.c: any bytes as tokenizer.json and as tokenizer_config.json. A file that is accepted then encodes
- * and decodes: text in normal form comes back as it was. */
+/* fuzz-tokenizer-json.c: any bytes as tokenizer.json, as tokenizer_config.json and as a chat template. A file that is
+ * accepted then encodes and decodes: text in normal form comes back as it was. */
 #include <glib.h>
 #include <stdint.h>
 #include <string.h>
 #include "engine/qe-error.h"
 #include "engine/qe-nfc.h"
+#include "engine/qe-template-form.h"
 #include "engine/qe-tokenizer-file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
@@ -56,6 +57,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     g_clear_error(&error);
     g_autofree char *eos = NULL;
     bool ok = qe_tokenizer_config_parse("input", text, n_bytes, &eos, &error);
+    check_outcome(ok, error);
+    g_clear_error(&error);
+    qe_template_form form;
+    ok = qe_template_recognise("input", text, &form, &error);
     check_outcome(ok, error);
     return 0;
 }

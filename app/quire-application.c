@@ -1,0 +1,359 @@
+/* quire-application.c: see quire-application.h.
+ *
+ * The engine client is made at startup and freed at shutdown, after the windows: freeing it waits for the engine's
+ * thread, which stops within one step. */
+#include "app/quire-application.h"
+
+#include <glib/gi18n.h>
+
+#include "app/quire-preferences-window.h"
+#include "app/quire-settings.h"
+#include "app/quire-window.h"
+
+struct _QuireApplication
+{
+  AdwApplication parent_instance;
+
+  QuireEngineClient *client;
+  char *model;   /* --model, or NULL */
+  char *backend; /* --backend, or NULL */
+  gboolean loaded;
+};
+
+G_DEFINE_FINAL_TYPE (QuireApplication, quire_application, ADW_TYPE_APPLICATION)
+
+QuireEngineClient *
+quire_application_get_client (QuireApplication *self)
+{
+  return self->client;
+}
+
+/* ---- Engine and model ---- */
+
+static void
+show_error (QuireApplication *self, const char *text)
+{
+  GtkWindow *window = gtk_application_get_active_window (GTK_APPLICATION (self));
+
+  if (QUIRE_IS_WINDOW (window))
+    quire_window_show_model_error (QUIRE_WINDOW (window), text);
+}
+
+static void
+start_engine (QuireApplication *self)
+{
+  qe_engine_options options;
+  g_autofree char *keep = NULL;
+  g_autoptr (GError) error = NULL;
+
+  quire_settings_get_engine (self->backend, &options, &keep);
+  if (!quire_engine_client_start (self->client, &options, &error))
+    show_error (self, error->message);
+}
+
+static void
+load_model (QuireApplication *self)
+{
+  g_autofree char *dir
+      = self->model != NULL ? g_strdup (self->model) : quire_settings_dup_model_dir ();
+
+  self->loaded = TRUE;
+  show_error (self, NULL);
+  quire_engine_client_load (self->client, dir);
+}
+
+typedef struct
+{
+  QuireApplication *application;
+  char *dir;
+  GtkWindow *window;
+} Choice;
+
+static void
+chosen_cb (GObject *source, GAsyncResult *result, gpointer user_data)
+{
+  Choice *choice = user_data;
+  QuireApplication *self = choice->application;
+  g_autoptr (GError) error = NULL;
+  g_autoptr (qe_model_info) info = quire_model_info_read_finish (result, &error);
+
+  if (info != NULL)
+    {
+      g_clear_pointer (&self->model, g_free);
+      g_settings_set_string (quire_settings_get_default (), "model-folder", choice->dir);
+      load_model (self);
+    }
+  else if (QUIRE_IS_WINDOW (choice->window)
+           && gtk_widget_get_realized (GTK_WIDGET (choice->window)))
+    quire_window_show_model_error (QUIRE_WINDOW (choice->window), error->message);
+
+  g_object_unref (choice->window);
+  g_object_unref (choice->application);
+  g_free (choice->dir);
+  g_free (choice);
+}
+
+void
+quire_application_choose_model (QuireApplication *self, const char *dir, GtkWindow *window)
+{
+  Choice *choice = g_new (Choice, 1);
+
+  choice->application = g_object_ref (self);
+  choice->dir = g_strdup (dir);
+  choice->window = g_object_ref (window);
+  quire_model_info_read_async (dir, NULL, chosen_cb, choice);
+}
+
+/* ---- Actions ---- */
+
+static void
+quit_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  GList *windows;
+
+  /* Each window saves its state and stops its replies as it closes; the last one ends the application. */
+  while ((windows = gtk_application_get_windows (GTK_APPLICATION (user_data))) != NULL)
+    {
+      GtkWindow *window = windows->data;
+
+      gtk_window_close (window);
+      if (g_list_find (gtk_application_get_windows (GTK_APPLICATION (user_data)), window) != NULL)
+        gtk_window_destroy (window);
+    }
+}
+
+static void
+new_window_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *window = quire_window_new (user_data);
+
+  quire_window_new_chat (window);
+  gtk_window_present (GTK_WINDOW (window));
+}
+
+static void
+about_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  GtkWindow *parent = gtk_application_get_active_window (user_data);
+  const char *developers[] = { "The Quire developers", NULL };
+
+  adw_show_about_window (
+      parent, "application-name", _ ("Quire"), "application-icon", QUIRE_APP_ID, "version",
+      qe_version (), "developer-name", _ ("The Quire developers"), "developers", developers,
+      "license-type", GTK_LICENSE_APACHE_2_0, "comments",
+      _ ("Chat with language models on your own computer, and see what their cache does."),
+      /* Translators: put your names here, one a line. */
+      "translator-credits", _ ("translator-credits"), NULL);
+}
+
+/* What the engine was started with, to tell whether preferences changed it. */
+static guint64
+engine_settings_hash (void)
+{
+  GSettings *settings = quire_settings_get_default ();
+
+  return ((guint64)g_settings_get_uint (settings, "cache-mib") << 32)
+         + g_settings_get_uint (settings, "threads");
+}
+
+static void
+preferences_closed_cb (GtkWindow *window, gpointer user_data)
+{
+  QuireApplication *self = user_data;
+  guint64 *before = g_object_get_data (G_OBJECT (window), "quire-before");
+  g_autofree char *dir = quire_settings_dup_model_dir ();
+
+  if (*before != engine_settings_hash ())
+    start_engine (self);
+  if (self->model == NULL && g_strcmp0 (dir, quire_engine_client_get_model_dir (self->client)) != 0)
+    load_model (self);
+}
+
+static void
+preferences_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireApplication *self = user_data;
+  GtkWindow *parent = gtk_application_get_active_window (GTK_APPLICATION (self));
+  GtkWindow *window;
+  guint64 *before;
+
+  if (QUIRE_IS_PREFERENCES_WINDOW (parent))
+    return;
+  window = quire_preferences_window_new (parent);
+  before = g_new (guint64, 1);
+  *before = engine_settings_hash ();
+  g_object_set_data_full (G_OBJECT (window), "quire-before", before, g_free);
+  g_signal_connect_object (window, "unrealize", G_CALLBACK (preferences_closed_cb), self, 0);
+  gtk_window_present (window);
+}
+
+static void
+choose_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  GtkWindow *window = gtk_application_get_active_window (user_data);
+
+  if (QUIRE_IS_PREFERENCES_WINDOW (window))
+    {
+      GtkWindow *parent = gtk_window_get_transient_for (window);
+
+      gtk_window_close (window);
+      window = parent;
+    }
+  if (window != NULL)
+    gtk_widget_activate_action (GTK_WIDGET (window), "win.choose-model", NULL);
+}
+
+/* ---- Start ---- */
+
+static void
+quire_application_startup (GApplication *application)
+{
+  QuireApplication *self = QUIRE_APPLICATION (application);
+  const struct
+  {
+    const char *action;
+    const char *accels[3];
+  } keys[] = {
+    { "app.quit", { "<Control>q", NULL } },
+    { "app.preferences", { "<Control>comma", NULL } },
+    { "win.new-tab", { "<Control>t", "<Control>n", NULL } },
+    { "win.close-tab", { "<Control>w", NULL } },
+    { "win.reopen-tab", { "<Control><Shift>t", NULL } },
+    { "win.toggle-sidebar", { "F9", NULL } },
+    { "win.toggle-panel", { "F12", NULL } },
+    { "win.focus-composer", { "<Control>l", NULL } },
+    { "chat.regenerate", { "<Control>r", NULL } },
+    { "chat.copy-reply", { "<Control><Shift>c", NULL } },
+  };
+
+  G_APPLICATION_CLASS (quire_application_parent_class)->startup (application);
+  for (gsize i = 0; i < G_N_ELEMENTS (keys); i++)
+    gtk_application_set_accels_for_action (GTK_APPLICATION (self), keys[i].action, keys[i].accels);
+  gtk_window_set_default_icon_name (QUIRE_APP_ID);
+  self->client = quire_engine_client_new ();
+}
+
+static void
+quire_application_activate (GApplication *application)
+{
+  QuireApplication *self = QUIRE_APPLICATION (application);
+  GtkWindow *window = gtk_application_get_active_window (GTK_APPLICATION (self));
+
+  if (window == NULL)
+    {
+      window = GTK_WINDOW (quire_window_new (self));
+      quire_window_new_chat (QUIRE_WINDOW (window));
+    }
+  gtk_window_present (window);
+  if (!self->loaded)
+    {
+      start_engine (self);
+      load_model (self);
+    }
+}
+
+static int
+quire_application_command_line (GApplication *application, GApplicationCommandLine *line)
+{
+  QuireApplication *self = QUIRE_APPLICATION (application);
+  GVariantDict *options = g_application_command_line_get_options_dict (line);
+  const char *model = NULL, *backend = NULL;
+
+  if (g_variant_dict_lookup (options, "model", "^&ay", &model))
+    {
+      g_autoptr (GFile) file = g_application_command_line_create_file_for_arg (line, model);
+
+      g_free (self->model);
+      self->model = g_file_get_path (file);
+      if (self->loaded)
+        load_model (self);
+    }
+  if (g_variant_dict_lookup (options, "backend", "&s", &backend) && !self->loaded)
+    self->backend = g_strdup (backend);
+  g_application_activate (application);
+  return 0;
+}
+
+static int
+quire_application_handle_local_options (GApplication *application, GVariantDict *options)
+{
+  if (g_variant_dict_contains (options, "version"))
+    {
+      g_print ("quire %s\n", qe_version ());
+      return 0;
+    }
+  if (!quire_settings_exist ())
+    {
+      g_printerr (_ ("quire: the settings schema %s is not installed\n"), QUIRE_SETTINGS_ID);
+      return 1;
+    }
+  if (!gtk_init_check ())
+    {
+      g_printerr (_ ("quire: no display found; quire-cli chats in the terminal\n"));
+      return 1;
+    }
+  return -1;
+}
+
+static void
+quire_application_shutdown (GApplication *application)
+{
+  QuireApplication *self = QUIRE_APPLICATION (application);
+
+  G_APPLICATION_CLASS (quire_application_parent_class)->shutdown (application);
+  g_clear_object (&self->client);
+  g_settings_sync ();
+}
+
+static void
+quire_application_finalize (GObject *object)
+{
+  QuireApplication *self = QUIRE_APPLICATION (object);
+
+  g_clear_object (&self->client);
+  g_free (self->model);
+  g_free (self->backend);
+  G_OBJECT_CLASS (quire_application_parent_class)->finalize (object);
+}
+
+static void
+quire_application_class_init (QuireApplicationClass *klass)
+{
+  GApplicationClass *application_class = G_APPLICATION_CLASS (klass);
+
+  G_OBJECT_CLASS (klass)->finalize = quire_application_finalize;
+  application_class->startup = quire_application_startup;
+  application_class->activate = quire_application_activate;
+  application_class->command_line = quire_application_command_line;
+  application_class->handle_local_options = quire_application_handle_local_options;
+  application_class->shutdown = quire_application_shutdown;
+}
+
+static void
+quire_application_init (QuireApplication *self)
+{
+  const GOptionEntry options[] = {
+    { "model", 'm', 0, G_OPTION_ARG_FILENAME, NULL, N_ ("Model folder to load"), N_ ("DIR") },
+    { "backend", 'b', 0, G_OPTION_ARG_STRING, NULL, N_ ("Where to compute: cpu, cuda"),
+      N_ ("NAME") },
+    { "version", 0, 0, G_OPTION_ARG_NONE, NULL, N_ ("Print the version and exit"), NULL },
+    { NULL },
+  };
+  const GActionEntry actions[] = {
+    { "quit", quit_action, NULL, NULL, NULL, { 0 } },
+    { "new-window", new_window_action, NULL, NULL, NULL, { 0 } },
+    { "about", about_action, NULL, NULL, NULL, { 0 } },
+    { "preferences", preferences_action, NULL, NULL, NULL, { 0 } },
+    { "choose-model", choose_model_action, NULL, NULL, NULL, { 0 } },
+  };
+
+  g_application_add_main_option_entries (G_APPLICATION (self), options);
+  g_action_map_add_action_entries (G_ACTION_MAP (self), actions, G_N_ELEMENTS (actions), self);
+}
+
+QuireApplication *
+quire_application_new (void)
+{
+  return g_object_new (QUIRE_TYPE_APPLICATION, "application-id", QUIRE_APP_ID, "flags",
+                       G_APPLICATION_HANDLES_COMMAND_LINE, NULL);
+}

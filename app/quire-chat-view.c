@@ -1,0 +1,504 @@
+/* quire-chat-view.c: see quire-chat-view.h.
+ *
+ * Invariants
+ * 1. The reply is pumped at most once a frame while the view is drawn, and every PUMP_HIDDEN_MS otherwise (another tab,
+ *    a minimised window: no frames come there).
+ * 2. stick: the view follows the end of the text. Only the user's scrolling changes it, or sending. */
+#include "app/quire-chat-view.h"
+
+#include <glib/gi18n.h>
+
+#include "app/quire-message-row.h"
+#include "app/quire-settings.h"
+
+#define PUMP_HIDDEN_MS 250
+#define COLUMN_PX 720
+#define COLUMN_TIGHT_PX 560
+/* Closer to the end than this counts as the end. */
+#define STICK_PX 24
+
+struct _QuireChatView
+{
+  GtkBox parent_instance;
+
+  QuireConversation *conversation;
+  GSimpleActionGroup *actions;
+  GtkWidget *stack;
+  GtkWidget *status_page;
+  AdwToastOverlay *toasts;
+  GtkWidget *scrolled;
+  GtkAdjustment *adjustment;
+  GtkWidget *rows;
+  GtkWidget *jump;
+  QuireComposer *composer;
+
+  guint tick_id, timer_id;
+  gboolean stick;
+  gboolean growing; /* the adjustment changes by itself */
+};
+
+G_DEFINE_FINAL_TYPE (QuireChatView, quire_chat_view, GTK_TYPE_BOX)
+
+/* ---- Pumping ---- */
+
+static void
+cancel_pump (QuireChatView *self)
+{
+  if (self->tick_id != 0)
+    gtk_widget_remove_tick_callback (GTK_WIDGET (self), self->tick_id);
+  self->tick_id = 0;
+  g_clear_handle_id (&self->timer_id, g_source_remove);
+}
+
+static gboolean
+tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
+{
+  QuireChatView *self = QUIRE_CHAT_VIEW (widget);
+
+  self->tick_id = 0;
+  g_clear_handle_id (&self->timer_id, g_source_remove);
+  quire_conversation_pump (self->conversation);
+  return G_SOURCE_REMOVE;
+}
+
+static gboolean
+timer_cb (gpointer user_data)
+{
+  QuireChatView *self = user_data;
+
+  self->timer_id = 0;
+  cancel_pump (self);
+  quire_conversation_pump (self->conversation);
+  return G_SOURCE_REMOVE;
+}
+
+static void
+news_cb (QuireChatView *self)
+{
+  if (self->tick_id == 0 && gtk_widget_get_mapped (GTK_WIDGET (self)))
+    self->tick_id = gtk_widget_add_tick_callback (GTK_WIDGET (self), tick_cb, NULL, NULL);
+  if (self->timer_id == 0)
+    self->timer_id = g_timeout_add (PUMP_HIDDEN_MS, timer_cb, self);
+}
+
+/* ---- Scrolling ---- */
+
+static double
+end_of (GtkAdjustment *adjustment)
+{
+  return gtk_adjustment_get_upper (adjustment) - gtk_adjustment_get_page_size (adjustment);
+}
+
+static void
+update_jump (QuireChatView *self)
+{
+  gboolean away
+      = end_of (self->adjustment) - gtk_adjustment_get_value (self->adjustment) > STICK_PX;
+
+  gtk_revealer_set_reveal_child (GTK_REVEALER (self->jump), away && !self->stick);
+  gtk_widget_set_can_target (self->jump, away && !self->stick);
+}
+
+static void
+adjustment_changed_cb (QuireChatView *self)
+{
+  if (self->stick)
+    {
+      self->growing = TRUE;
+      gtk_adjustment_set_value (self->adjustment, end_of (self->adjustment));
+      self->growing = FALSE;
+    }
+  update_jump (self);
+}
+
+static void
+value_changed_cb (QuireChatView *self)
+{
+  if (!self->growing)
+    self->stick
+        = end_of (self->adjustment) - gtk_adjustment_get_value (self->adjustment) <= STICK_PX;
+  update_jump (self);
+}
+
+static void
+jump_to_end (QuireChatView *self)
+{
+  self->stick = TRUE;
+  adjustment_changed_cb (self);
+}
+
+/* ---- Rows ---- */
+
+static void
+update_actions (QuireChatView *self)
+{
+  gboolean running = quire_conversation_is_running (self->conversation);
+  gboolean has_reply = quire_conversation_get_last_reply (self->conversation) != NULL;
+  gboolean ready
+      = quire_engine_client_is_ready (quire_conversation_get_client (self->conversation));
+  const struct
+  {
+    const char *name;
+    gboolean enabled;
+  } states[] = {
+    { "regenerate", has_reply && !running && ready },
+    { "copy-reply", has_reply && !running },
+    { "stop", running },
+  };
+
+  for (gsize i = 0; i < G_N_ELEMENTS (states); i++)
+    g_simple_action_set_enabled (
+        G_SIMPLE_ACTION (g_action_map_lookup_action (G_ACTION_MAP (self->actions), states[i].name)),
+        states[i].enabled);
+}
+
+static void
+items_changed_cb (QuireChatView *self, guint position, guint removed, guint added)
+{
+  GtkWidget *at = NULL;
+  GtkWidget *row;
+  guint i = 0;
+
+  for (row = gtk_widget_get_first_child (self->rows); row != NULL && i < position; i++)
+    {
+      quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), FALSE);
+      at = row;
+      row = gtk_widget_get_next_sibling (row);
+    }
+  for (i = 0; i < removed && row != NULL; i++)
+    {
+      GtkWidget *next = gtk_widget_get_next_sibling (row);
+
+      gtk_box_remove (GTK_BOX (self->rows), row);
+      row = next;
+    }
+  for (i = 0; i < added; i++)
+    {
+      g_autoptr (QuireMessage) message
+          = g_list_model_get_item (G_LIST_MODEL (self->conversation), position + i);
+
+      row = quire_message_row_new (message);
+      gtk_box_insert_child_after (GTK_BOX (self->rows), row, at);
+      at = row;
+    }
+
+  row = gtk_widget_get_last_child (self->rows);
+  if (row != NULL)
+    quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), TRUE);
+  gtk_stack_set_visible_child_name (GTK_STACK (self->stack), row != NULL ? "transcript" : "empty");
+  update_actions (self);
+}
+
+/* ---- Turns ---- */
+
+static gboolean
+turn_settings (QuireChatView *self, QuireTurnSettings *settings)
+{
+  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+
+  if (!quire_engine_client_is_ready (client))
+    return FALSE;
+  quire_settings_get_turn (quire_engine_client_get_status (client)->model, settings);
+  return TRUE;
+}
+
+void
+quire_chat_view_send (QuireChatView *self, const char *text)
+{
+  QuireTurnSettings settings;
+
+  if (!turn_settings (self, &settings))
+    return;
+  self->stick = TRUE;
+  if (quire_conversation_send (self->conversation, text, &settings))
+    quire_composer_clear (self->composer);
+}
+
+static void
+regenerate_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  QuireTurnSettings settings;
+
+  if (!turn_settings (self, &settings))
+    return;
+  self->stick = TRUE;
+  quire_composer_grab_focus (self->composer);
+  quire_conversation_regenerate (self->conversation, &settings);
+}
+
+static void
+stop_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_conversation_stop (QUIRE_CHAT_VIEW (user_data)->conversation);
+}
+
+static void
+copy_reply_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkWidget *row = gtk_widget_get_last_child (self->rows);
+
+  if (row == NULL)
+    return;
+  quire_message_row_copy (QUIRE_MESSAGE_ROW (row));
+  quire_chat_view_add_toast (self, adw_toast_new (_ ("Reply copied")));
+}
+
+static void
+suggest_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_chat_view_send (user_data, g_variant_get_string (parameter, NULL));
+}
+
+/* ---- Engine ---- */
+
+static void
+status_changed_cb (QuireChatView *self)
+{
+  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+  const qe_engine_status *status = quire_engine_client_get_status (client);
+  g_autofree char *description = NULL;
+  const char *private = _ ("Nothing you write leaves this computer.");
+  GtkWidget *suggestions = adw_status_page_get_child (ADW_STATUS_PAGE (self->status_page));
+
+  if (status->state == QE_ENGINE_READY && status->model != NULL)
+    {
+      g_autofree char *name = quire_model_dup_name (status->model);
+
+      /* Translators: the model's name, then "Nothing you write leaves this computer." */
+      description = g_strdup_printf (_ ("%s is ready. %s"), name, private);
+    }
+  else if (status->state == QE_ENGINE_LOADING)
+    description = g_strdup (_ ("The model is being loaded."));
+  else
+    description = g_strdup (_ ("Choose a model to start."));
+  {
+    g_autofree char *escaped = g_markup_escape_text (description, -1);
+    adw_status_page_set_description (ADW_STATUS_PAGE (self->status_page), escaped);
+  }
+  gtk_widget_set_sensitive (suggestions, status->state == QE_ENGINE_READY);
+  update_actions (self);
+}
+
+static void
+snapshot_changed_cb (QuireChatView *self)
+{
+  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+  const qe_engine_status *status = quire_engine_client_get_status (client);
+  const qe_session_view *session = quire_engine_client_find_session (
+      client, quire_conversation_get_session (self->conversation));
+
+  quire_composer_set_context (self->composer, session != NULL ? session->n_tokens : 0,
+                              status->model != NULL ? status->model->context_max : 0);
+}
+
+/* ---- Building ---- */
+
+static GtkWidget *
+suggestions_new (void)
+{
+  const char *texts[] = {
+    /* Translators: three messages to begin with. The shipped model understands English and some Chinese only. */
+    N_ ("My name is Oda."),
+    N_ ("What is a KV cache?"),
+    N_ ("Tell me a story."),
+  };
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
+
+  gtk_widget_set_halign (box, GTK_ALIGN_CENTER);
+  for (gsize i = 0; i < G_N_ELEMENTS (texts); i++)
+    {
+      GtkWidget *button = gtk_button_new_with_label (_ (texts[i]));
+
+      gtk_widget_add_css_class (button, "pill");
+      gtk_widget_add_css_class (button, "quire-suggestion");
+      gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "chat.suggest");
+      gtk_actionable_set_action_target (GTK_ACTIONABLE (button), "s", _ (texts[i]));
+      gtk_box_append (GTK_BOX (box), button);
+    }
+  return box;
+}
+
+static GtkWidget *
+clamp_new (GtkWidget *child)
+{
+  GtkWidget *clamp = adw_clamp_new ();
+
+  adw_clamp_set_maximum_size (ADW_CLAMP (clamp), COLUMN_PX);
+  adw_clamp_set_tightening_threshold (ADW_CLAMP (clamp), COLUMN_TIGHT_PX);
+  adw_clamp_set_child (ADW_CLAMP (clamp), child);
+  return clamp;
+}
+
+static GtkWidget *
+jump_new (QuireChatView *self)
+{
+  GtkWidget *button = gtk_button_new ();
+  GtkWidget *content = adw_button_content_new ();
+
+  adw_button_content_set_icon_name (ADW_BUTTON_CONTENT (content), "go-bottom-symbolic");
+  adw_button_content_set_label (ADW_BUTTON_CONTENT (content), _ ("Latest"));
+  gtk_button_set_child (GTK_BUTTON (button), content);
+  gtk_widget_add_css_class (button, "osd");
+  gtk_widget_add_css_class (button, "pill");
+  gtk_widget_set_tooltip_text (button, _ ("Jump to the latest message"));
+  g_signal_connect_swapped (button, "clicked", G_CALLBACK (jump_to_end), self);
+  self->jump = gtk_revealer_new ();
+  gtk_revealer_set_transition_type (GTK_REVEALER (self->jump),
+                                    GTK_REVEALER_TRANSITION_TYPE_CROSSFADE);
+  gtk_revealer_set_child (GTK_REVEALER (self->jump), button);
+  gtk_widget_add_css_class (self->jump, "quire-jump");
+  gtk_widget_set_halign (self->jump, GTK_ALIGN_CENTER);
+  gtk_widget_set_valign (self->jump, GTK_ALIGN_END);
+  gtk_widget_set_can_target (self->jump, FALSE);
+  return self->jump;
+}
+
+static GtkWidget *
+transcript_new (QuireChatView *self)
+{
+  GtkWidget *overlay = gtk_overlay_new ();
+
+  self->rows = g_object_new (GTK_TYPE_BOX, "orientation", GTK_ORIENTATION_VERTICAL, "spacing", 18,
+                             "accessible-role", GTK_ACCESSIBLE_ROLE_LOG, NULL);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self->rows), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Conversation"), -1);
+  gtk_widget_add_css_class (self->rows, "quire-transcript");
+  self->scrolled = gtk_scrolled_window_new ();
+  gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (self->scrolled), GTK_POLICY_NEVER,
+                                  GTK_POLICY_AUTOMATIC);
+  gtk_scrolled_window_set_child (GTK_SCROLLED_WINDOW (self->scrolled), clamp_new (self->rows));
+  self->adjustment = gtk_scrolled_window_get_vadjustment (GTK_SCROLLED_WINDOW (self->scrolled));
+  g_signal_connect_object (self->adjustment, "changed", G_CALLBACK (adjustment_changed_cb), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->adjustment, "value-changed", G_CALLBACK (value_changed_cb), self,
+                           G_CONNECT_SWAPPED);
+  gtk_overlay_set_child (GTK_OVERLAY (overlay), self->scrolled);
+  gtk_overlay_add_overlay (GTK_OVERLAY (overlay), jump_new (self));
+  return overlay;
+}
+
+static void
+build (QuireChatView *self)
+{
+  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+
+  self->status_page = adw_status_page_new ();
+  gtk_widget_add_css_class (self->status_page, "compact");
+  gtk_widget_add_css_class (self->status_page, "quire-empty");
+  adw_status_page_set_icon_name (ADW_STATUS_PAGE (self->status_page), QUIRE_APP_ID);
+  adw_status_page_set_title (ADW_STATUS_PAGE (self->status_page), _ ("Start a Chat"));
+  adw_status_page_set_child (ADW_STATUS_PAGE (self->status_page), suggestions_new ());
+
+  self->stack = gtk_stack_new ();
+  gtk_stack_add_named (GTK_STACK (self->stack), self->status_page, "empty");
+  gtk_stack_add_named (GTK_STACK (self->stack), transcript_new (self), "transcript");
+  self->toasts = ADW_TOAST_OVERLAY (adw_toast_overlay_new ());
+  adw_toast_overlay_set_child (self->toasts, self->stack);
+  gtk_widget_set_vexpand (GTK_WIDGET (self->toasts), TRUE);
+  gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->toasts));
+
+  self->composer = QUIRE_COMPOSER (quire_composer_new (self->conversation));
+  g_signal_connect_swapped (self->composer, "send", G_CALLBACK (quire_chat_view_send), self);
+  g_signal_connect_swapped (self->composer, "stop", G_CALLBACK (quire_conversation_stop),
+                            self->conversation);
+  gtk_box_append (GTK_BOX (self), clamp_new (GTK_WIDGET (self->composer)));
+
+  g_signal_connect_object (self->conversation, "items-changed", G_CALLBACK (items_changed_cb), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (update_actions), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "news", G_CALLBACK (news_cb), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (client, "status-changed", G_CALLBACK (status_changed_cb), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (client, "snapshot-changed", G_CALLBACK (snapshot_changed_cb), self,
+                           G_CONNECT_SWAPPED);
+  items_changed_cb (self, 0, 0, g_list_model_get_n_items (G_LIST_MODEL (self->conversation)));
+  status_changed_cb (self);
+  snapshot_changed_cb (self);
+}
+
+QuireConversation *
+quire_chat_view_get_conversation (QuireChatView *self)
+{
+  return self->conversation;
+}
+
+QuireComposer *
+quire_chat_view_get_composer (QuireChatView *self)
+{
+  return self->composer;
+}
+
+GActionGroup *
+quire_chat_view_get_actions (QuireChatView *self)
+{
+  return G_ACTION_GROUP (self->actions);
+}
+
+GtkAdjustment *
+quire_chat_view_get_adjustment (QuireChatView *self)
+{
+  return self->adjustment;
+}
+
+void
+quire_chat_view_add_toast (QuireChatView *self, AdwToast *toast)
+{
+  adw_toast_overlay_add_toast (self->toasts, toast);
+}
+
+static gboolean
+quire_chat_view_grab_focus (GtkWidget *widget)
+{
+  quire_composer_grab_focus (QUIRE_CHAT_VIEW (widget)->composer);
+  return TRUE;
+}
+
+static void
+quire_chat_view_dispose (GObject *object)
+{
+  QuireChatView *self = QUIRE_CHAT_VIEW (object);
+
+  cancel_pump (self);
+  g_clear_object (&self->conversation);
+  g_clear_object (&self->actions);
+  G_OBJECT_CLASS (quire_chat_view_parent_class)->dispose (object);
+}
+
+static void
+quire_chat_view_class_init (QuireChatViewClass *klass)
+{
+  G_OBJECT_CLASS (klass)->dispose = quire_chat_view_dispose;
+  GTK_WIDGET_CLASS (klass)->grab_focus = quire_chat_view_grab_focus;
+}
+
+static void
+quire_chat_view_init (QuireChatView *self)
+{
+  const GActionEntry entries[] = {
+    { "regenerate", regenerate_cb, NULL, NULL, NULL, { 0 } },
+    { "stop", stop_cb, NULL, NULL, NULL, { 0 } },
+    { "copy-reply", copy_reply_cb, NULL, NULL, NULL, { 0 } },
+    { "suggest", suggest_cb, "s", NULL, NULL, { 0 } },
+  };
+
+  gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);
+  self->stick = TRUE;
+  self->actions = g_simple_action_group_new ();
+  g_action_map_add_action_entries (G_ACTION_MAP (self->actions), entries, G_N_ELEMENTS (entries),
+                                   self);
+  gtk_widget_insert_action_group (GTK_WIDGET (self), "chat", G_ACTION_GROUP (self->actions));
+}
+
+GtkWidget *
+quire_chat_view_new (QuireConversation *conversation)
+{
+  QuireChatView *self = g_object_new (QUIRE_TYPE_CHAT_VIEW, NULL);
+
+  self->conversation = g_object_ref (conversation);
+  build (self);
+  return GTK_WIDGET (self);
+}

@@ -1,0 +1,23 @@
+/* quire-chat-view.h: one chat in a tab: transcript, jump button, composer. */
+#pragma once
+#include <adwaita.h>
+#include "app/quire-composer.h"
+#include "app/quire-conversation.h"
+
+G_BEGIN_DECLS
+
+#define QUIRE_TYPE_CHAT_VIEW (quire_chat_view_get_type ())
+G_DECLARE_FINAL_TYPE (QuireChatView, quire_chat_view, QUIRE, CHAT_VIEW, GtkBox)
+
+/* Action group "chat": regenerate, stop, copy-reply, suggest (string). */
+GtkWidget *quire_chat_view_new (QuireConversation *conversation);
+QuireConversation *quire_chat_view_get_conversation (QuireChatView *self);
+QuireComposer *quire_chat_view_get_composer (QuireChatView *self);
+/* The group "chat", for the window's menus and keys. Borrowed. */
+GActionGroup *quire_chat_view_get_actions (QuireChatView *self);
+/* Its vertical scrolling, for tests. */
+GtkAdjustment *quire_chat_view_get_adjustment (QuireChatView *self);
+void quire_chat_view_add_toast (QuireChatView *self, AdwToast *toast);
+void quire_chat_view_send (QuireChatView *self, const char *text);
+
+G_END_DECLS

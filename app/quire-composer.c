@@ -1,0 +1,528 @@
+/* quire-composer.c: see quire-composer.h.
+ *
+ * Enter: the input method is asked first, for a key controller added to a text view runs before the view's own. While
+ * it composes, or takes the key, nothing is sent.
+ * Tokens are counted on a worker, COUNT_DELAY_MS after the last change; the count of an older draft is dropped.
+ * CSS: .quire-composer > textview, .hint, menubutton, levelbar.context, button.send. */
+#include "app/quire-composer.h"
+
+#include <glib/gi18n.h>
+
+#include "app/quire-format.h"
+#include "app/quire-model-popover.h"
+#include "app/quire-settings.h"
+
+#define COUNT_DELAY_MS 150
+#define HINT_MS 3000
+/* A double click on Send must not stop the reply it began. */
+#define STOP_IGNORED_US (300 * 1000)
+#define LINES_HEIGHT_MAX_PX 168
+
+struct _QuireComposer
+{
+  GtkBox parent_instance;
+
+  QuireConversation *conversation;
+  GtkWidget *text_view;
+  GtkTextBuffer *buffer;
+  GtkWidget *placeholder;
+  GtkLabel *model_label;
+  GtkLabel *tokens;
+  GtkWidget *meter;
+  GtkLabel *meter_label;
+  GtkWidget *button;
+
+  gboolean composing; /* the input method holds text */
+  gint64 running_since_us;
+  guint count_id, hint_id;
+  GCancellable *counting;
+  gssize n_draft; /* tokens; -1: not known */
+  guint n_used, n_max;
+};
+
+G_DEFINE_FINAL_TYPE (QuireComposer, quire_composer, GTK_TYPE_BOX)
+
+enum
+{
+  SEND,
+  STOP,
+  N_SIGNALS
+};
+static guint signals[N_SIGNALS];
+
+static char *
+dup_text (QuireComposer *self)
+{
+  GtkTextIter start, end;
+
+  gtk_text_buffer_get_bounds (self->buffer, &start, &end);
+  return gtk_text_buffer_get_text (self->buffer, &start, &end, FALSE);
+}
+
+static gboolean
+has_text (QuireComposer *self)
+{
+  GtkTextIter iter;
+
+  gtk_text_buffer_get_start_iter (self->buffer, &iter);
+  while (!gtk_text_iter_is_end (&iter))
+    {
+      if (!g_unichar_isspace (gtk_text_iter_get_char (&iter)))
+        return TRUE;
+      gtk_text_iter_forward_char (&iter);
+    }
+  return FALSE;
+}
+
+/* Tokens of the draft past what fits, with some room for the reply's first words; 0 when it fits. */
+static guint
+excess (QuireComposer *self)
+{
+  gssize n = (gssize)self->n_used + self->n_draft + 16;
+
+  return self->n_max > 0 && self->n_draft > 0 && n > (gssize)self->n_max ? (guint)(n - self->n_max)
+                                                                         : 0;
+}
+
+static void
+update_tokens (QuireComposer *self)
+{
+  g_autofree char *text = NULL;
+  guint n_over = excess (self);
+
+  if (self->hint_id != 0)
+    return;
+  if (n_over > 0)
+    {
+      g_autofree char *n = quire_format_count (n_over);
+
+      text = g_strdup_printf (ngettext ("%s token too many", "%s tokens too many", n_over), n);
+    }
+  else if (self->n_draft > 0)
+    {
+      g_autofree char *n = quire_format_count ((guint64)self->n_draft);
+
+      text = g_strdup_printf (ngettext ("%s token", "%s tokens", (gulong)self->n_draft), n);
+    }
+  gtk_label_set_text (self->tokens, text != NULL ? text : "");
+  if (n_over > 0)
+    gtk_widget_add_css_class (GTK_WIDGET (self->tokens), "error");
+  else
+    gtk_widget_remove_css_class (GTK_WIDGET (self->tokens), "error");
+}
+
+static void
+update_button (QuireComposer *self)
+{
+  gboolean running = quire_conversation_is_running (self->conversation);
+  gboolean ready
+      = quire_engine_client_is_ready (quire_conversation_get_client (self->conversation));
+  const char *tooltip = running ? _ ("Stop (Esc)") : _ ("Send (Enter)");
+
+  gtk_button_set_icon_name (GTK_BUTTON (self->button),
+                            running ? "quire-stop-symbolic" : "quire-send-symbolic");
+  gtk_widget_set_tooltip_text (self->button, tooltip);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self->button), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  running ? _ ("Stop") : _ ("Send"), -1);
+  gtk_widget_set_sensitive (self->button,
+                            running || (ready && excess (self) == 0 && has_text (self)));
+  if (running)
+    gtk_widget_remove_css_class (self->button, "suggested-action");
+  else
+    gtk_widget_add_css_class (self->button, "suggested-action");
+}
+
+static void
+update_placeholder (QuireComposer *self)
+{
+  gboolean ready
+      = quire_engine_client_is_ready (quire_conversation_get_client (self->conversation));
+
+  gtk_widget_set_visible (self->placeholder,
+                          gtk_text_buffer_get_char_count (self->buffer) == 0 && !self->composing);
+  gtk_label_set_text (GTK_LABEL (self->placeholder),
+                      ready ? _ ("Write a message") : _ ("Choose a model to start"));
+}
+
+/* ---- Hints ---- */
+
+static gboolean
+hint_over_cb (gpointer user_data)
+{
+  QuireComposer *self = user_data;
+
+  self->hint_id = 0;
+  update_tokens (self);
+  return G_SOURCE_REMOVE;
+}
+
+static void
+show_hint (QuireComposer *self, const char *hint)
+{
+  g_clear_handle_id (&self->hint_id, g_source_remove);
+  gtk_label_set_text (self->tokens, hint);
+  self->hint_id = g_timeout_add (HINT_MS, hint_over_cb, self);
+}
+
+/* ---- Counting ---- */
+
+static void
+counted_cb (GObject *source, GAsyncResult *result, gpointer user_data)
+{
+  g_autoptr (QuireComposer) self = user_data;
+  g_autoptr (GError) error = NULL;
+  gssize n = quire_engine_client_count_finish (QUIRE_ENGINE_CLIENT (source), result, &error);
+
+  if (g_error_matches (error, G_IO_ERROR, G_IO_ERROR_CANCELLED) || self->conversation == NULL)
+    return;
+  self->n_draft = n;
+  update_tokens (self);
+  update_button (self);
+}
+
+static gboolean
+count_cb (gpointer user_data)
+{
+  QuireComposer *self = user_data;
+  g_autofree char *text = dup_text (self);
+
+  self->count_id = 0;
+  self->counting = g_cancellable_new ();
+  quire_engine_client_count_async (quire_conversation_get_client (self->conversation), text,
+                                   self->counting, counted_cb, g_object_ref (self));
+  return G_SOURCE_REMOVE;
+}
+
+static void
+cancel_count (QuireComposer *self)
+{
+  g_clear_handle_id (&self->count_id, g_source_remove);
+  if (self->counting != NULL)
+    g_cancellable_cancel (self->counting);
+  g_clear_object (&self->counting);
+}
+
+static void
+buffer_changed_cb (QuireComposer *self)
+{
+  cancel_count (self);
+  if (gtk_text_buffer_get_char_count (self->buffer) == 0)
+    {
+      self->n_draft = 0;
+      update_tokens (self);
+    }
+  else
+    self->count_id = g_timeout_add (COUNT_DELAY_MS, count_cb, self);
+  update_placeholder (self);
+  update_button (self);
+}
+
+/* ---- Sending and stopping ---- */
+
+gboolean
+quire_composer_send (QuireComposer *self)
+{
+  g_autofree char *text = NULL;
+
+  if (quire_conversation_is_running (self->conversation))
+    {
+      show_hint (self, _ ("Stop the reply first (Esc)"));
+      return FALSE;
+    }
+  if (!quire_engine_client_is_ready (quire_conversation_get_client (self->conversation))
+      || !has_text (self) || excess (self) > 0)
+    return FALSE;
+
+  text = dup_text (self);
+  g_signal_emit (self, signals[SEND], 0, text);
+  return TRUE;
+}
+
+static void
+button_clicked_cb (QuireComposer *self)
+{
+  if (!quire_conversation_is_running (self->conversation))
+    quire_composer_send (self);
+  else if (g_get_monotonic_time () - self->running_since_us >= STOP_IGNORED_US)
+    g_signal_emit (self, signals[STOP], 0);
+  gtk_widget_grab_focus (self->text_view);
+}
+
+static gboolean
+key_pressed_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
+                GdkModifierType state, gpointer user_data)
+{
+  QuireComposer *self = user_data;
+  GdkEvent *event;
+
+  if (keyval == GDK_KEY_Escape && !self->composing
+      && quire_conversation_is_running (self->conversation))
+    {
+      g_signal_emit (self, signals[STOP], 0);
+      return GDK_EVENT_STOP;
+    }
+  if (keyval != GDK_KEY_Return && keyval != GDK_KEY_KP_Enter && keyval != GDK_KEY_ISO_Enter)
+    return GDK_EVENT_PROPAGATE;
+
+  event = gtk_event_controller_get_current_event (GTK_EVENT_CONTROLLER (controller));
+  if (gtk_text_view_im_context_filter_keypress (GTK_TEXT_VIEW (self->text_view), event))
+    return GDK_EVENT_STOP;
+  if (self->composing)
+    return GDK_EVENT_STOP;
+
+  if (state & GDK_SHIFT_MASK)
+    {
+      gtk_text_buffer_delete_selection (self->buffer, TRUE, TRUE);
+      gtk_text_buffer_insert_interactive_at_cursor (self->buffer, "\n", 1, TRUE);
+      gtk_text_view_scroll_mark_onscreen (GTK_TEXT_VIEW (self->text_view),
+                                          gtk_text_buffer_get_insert (self->buffer));
+    }
+  else
+    quire_composer_send (self);
+  return GDK_EVENT_STOP;
+}
+
+static void
+preedit_changed_cb (QuireComposer *self, const char *preedit)
+{
+  self->composing = preedit != NULL && preedit[0] != '\0';
+  update_placeholder (self);
+}
+
+/* ---- Following the conversation and the engine ---- */
+
+static void
+running_cb (QuireComposer *self)
+{
+  if (quire_conversation_is_running (self->conversation))
+    self->running_since_us = g_get_monotonic_time ();
+  update_button (self);
+}
+
+static void
+status_changed_cb (QuireComposer *self)
+{
+  const qe_engine_status *status
+      = quire_engine_client_get_status (quire_conversation_get_client (self->conversation));
+  g_autofree char *name
+      = status->model != NULL ? quire_model_dup_name (status->model) : g_strdup (_ ("No Model"));
+
+  gtk_label_set_text (self->model_label, name);
+  update_placeholder (self);
+  update_button (self);
+}
+
+void
+quire_composer_set_context (QuireComposer *self, guint n_used, guint n_max)
+{
+  g_autofree char *text = NULL;
+  double share = n_max > 0 ? MIN ((double)n_used / n_max, 1) : 0;
+
+  if (self->n_used == n_used && self->n_max == n_max)
+    return;
+  self->n_used = n_used;
+  self->n_max = n_max;
+  if (share >= 0.9)
+    text = g_strdup_printf (_ ("%.0f %% full"), share * 100);
+  else if (n_max > 0)
+    {
+      g_autofree char *used = quire_format_count_short (n_used);
+      g_autofree char *max = quire_format_count_short (n_max);
+
+      text = g_strdup_printf ("%s / %s", used, max);
+    }
+  gtk_label_set_text (self->meter_label, text != NULL ? text : "");
+  gtk_level_bar_set_value (GTK_LEVEL_BAR (self->meter), share);
+  gtk_widget_set_visible (self->meter, n_max > 0);
+  g_free (g_steal_pointer (&text));
+  text = g_strdup_printf (_ ("%'u of %'u tokens of context used"), n_used, n_max);
+  gtk_widget_set_tooltip_text (self->meter, text);
+  gtk_widget_set_tooltip_text (GTK_WIDGET (self->meter_label), text);
+  update_tokens (self);
+  update_button (self);
+}
+
+/* ---- Building ---- */
+
+static GtkWidget *
+text_area_new (QuireComposer *self)
+{
+  GtkWidget *overlay = gtk_overlay_new ();
+  GtkWidget *scrolled = gtk_scrolled_window_new ();
+  GtkEventController *keys = gtk_event_controller_key_new ();
+
+  self->text_view = gtk_text_view_new ();
+  self->buffer = gtk_text_view_get_buffer (GTK_TEXT_VIEW (self->text_view));
+  gtk_text_view_set_wrap_mode (GTK_TEXT_VIEW (self->text_view), GTK_WRAP_WORD_CHAR);
+  gtk_text_view_set_accepts_tab (GTK_TEXT_VIEW (self->text_view), FALSE);
+  gtk_text_view_set_bottom_margin (GTK_TEXT_VIEW (self->text_view), 6);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self->text_view), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Message"), -1);
+  g_signal_connect (keys, "key-pressed", G_CALLBACK (key_pressed_cb), self);
+  gtk_widget_add_controller (self->text_view, keys);
+  g_signal_connect_swapped (self->text_view, "preedit-changed", G_CALLBACK (preedit_changed_cb),
+                            self);
+  g_signal_connect_swapped (self->buffer, "changed", G_CALLBACK (buffer_changed_cb), self);
+
+  gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_NEVER,
+                                  GTK_POLICY_AUTOMATIC);
+  gtk_scrolled_window_set_propagate_natural_height (GTK_SCROLLED_WINDOW (scrolled), TRUE);
+  gtk_scrolled_window_set_max_content_height (GTK_SCROLLED_WINDOW (scrolled), LINES_HEIGHT_MAX_PX);
+  gtk_scrolled_window_set_child (GTK_SCROLLED_WINDOW (scrolled), self->text_view);
+  gtk_overlay_set_child (GTK_OVERLAY (overlay), scrolled);
+
+  self->placeholder = gtk_label_new (NULL);
+  gtk_widget_add_css_class (self->placeholder, "dim-label");
+  gtk_widget_add_css_class (self->placeholder, "hint");
+  gtk_widget_set_halign (self->placeholder, GTK_ALIGN_START);
+  gtk_widget_set_valign (self->placeholder, GTK_ALIGN_START);
+  gtk_widget_set_can_target (self->placeholder, FALSE);
+  gtk_label_set_ellipsize (GTK_LABEL (self->placeholder), PANGO_ELLIPSIZE_END);
+  gtk_overlay_add_overlay (GTK_OVERLAY (overlay), self->placeholder);
+  return overlay;
+}
+
+static GtkWidget *
+model_button_new (QuireComposer *self)
+{
+  GtkWidget *button = gtk_menu_button_new ();
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *label = gtk_label_new (NULL);
+
+  /* A menu button's own label does not ellipsise. */
+  self->model_label = GTK_LABEL (label);
+  gtk_label_set_ellipsize (self->model_label, PANGO_ELLIPSIZE_END);
+  gtk_label_set_width_chars (self->model_label, 6);
+  gtk_label_set_max_width_chars (self->model_label, 24);
+  gtk_label_set_xalign (self->model_label, 0);
+  gtk_box_append (GTK_BOX (box), label);
+  gtk_box_append (GTK_BOX (box), gtk_image_new_from_icon_name ("pan-down-symbolic"));
+  gtk_menu_button_set_child (GTK_MENU_BUTTON (button), box);
+  gtk_widget_add_css_class (button, "flat");
+  gtk_widget_set_tooltip_text (button, _ ("Model"));
+  gtk_accessible_update_property (GTK_ACCESSIBLE (button), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Model"), -1);
+  gtk_menu_button_set_direction (GTK_MENU_BUTTON (button), GTK_ARROW_UP);
+  gtk_menu_button_set_popover (
+      GTK_MENU_BUTTON (button),
+      quire_model_popover_new (quire_conversation_get_client (self->conversation)));
+  return button;
+}
+
+static GtkWidget *
+meter_new (QuireComposer *self)
+{
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkLevelBar *bar;
+
+  self->meter = gtk_level_bar_new ();
+  bar = GTK_LEVEL_BAR (self->meter);
+  gtk_level_bar_add_offset_value (bar, GTK_LEVEL_BAR_OFFSET_LOW, 0.75);
+  gtk_level_bar_add_offset_value (bar, GTK_LEVEL_BAR_OFFSET_HIGH, 0.9);
+  gtk_level_bar_add_offset_value (bar, GTK_LEVEL_BAR_OFFSET_FULL, 1.0);
+  gtk_widget_add_css_class (self->meter, "context");
+  gtk_widget_set_valign (self->meter, GTK_ALIGN_CENTER);
+  gtk_widget_set_visible (self->meter, FALSE);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self->meter), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Context used"), -1);
+  gtk_box_append (GTK_BOX (box), self->meter);
+
+  self->meter_label = GTK_LABEL (gtk_label_new (NULL));
+  gtk_widget_add_css_class (GTK_WIDGET (self->meter_label), "dim-label");
+  gtk_widget_add_css_class (GTK_WIDGET (self->meter_label), "caption");
+  gtk_widget_add_css_class (GTK_WIDGET (self->meter_label), "numeric");
+  gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->meter_label));
+  return box;
+}
+
+static void
+build (QuireComposer *self)
+{
+  GtkWidget *bottom = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+
+  gtk_box_append (GTK_BOX (self), text_area_new (self));
+
+  gtk_box_append (GTK_BOX (bottom), model_button_new (self));
+  self->tokens = GTK_LABEL (gtk_label_new (NULL));
+  gtk_label_set_ellipsize (self->tokens, PANGO_ELLIPSIZE_END);
+  gtk_label_set_xalign (self->tokens, 0);
+  gtk_widget_set_hexpand (GTK_WIDGET (self->tokens), TRUE);
+  gtk_widget_add_css_class (GTK_WIDGET (self->tokens), "dim-label");
+  gtk_widget_add_css_class (GTK_WIDGET (self->tokens), "caption");
+  gtk_widget_add_css_class (GTK_WIDGET (self->tokens), "numeric");
+  gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->tokens));
+  gtk_box_append (GTK_BOX (bottom), meter_new (self));
+
+  self->button = gtk_button_new_from_icon_name ("quire-send-symbolic");
+  gtk_widget_add_css_class (self->button, "circular");
+  gtk_widget_add_css_class (self->button, "send");
+  gtk_widget_set_valign (self->button, GTK_ALIGN_CENTER);
+  g_signal_connect_swapped (self->button, "clicked", G_CALLBACK (button_clicked_cb), self);
+  gtk_box_append (GTK_BOX (bottom), self->button);
+  gtk_box_append (GTK_BOX (self), bottom);
+
+  g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (running_cb), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (client, "status-changed", G_CALLBACK (status_changed_cb), self,
+                           G_CONNECT_SWAPPED);
+  status_changed_cb (self);
+}
+
+GtkTextView *
+quire_composer_get_text_view (QuireComposer *self)
+{
+  return GTK_TEXT_VIEW (self->text_view);
+}
+
+void
+quire_composer_clear (QuireComposer *self)
+{
+  gtk_text_buffer_set_text (self->buffer, "", 0);
+}
+
+void
+quire_composer_grab_focus (QuireComposer *self)
+{
+  gtk_widget_grab_focus (self->text_view);
+}
+
+static void
+quire_composer_dispose (GObject *object)
+{
+  QuireComposer *self = QUIRE_COMPOSER (object);
+
+  cancel_count (self);
+  g_clear_handle_id (&self->hint_id, g_source_remove);
+  g_clear_object (&self->conversation);
+  G_OBJECT_CLASS (quire_composer_parent_class)->dispose (object);
+}
+
+static void
+quire_composer_class_init (QuireComposerClass *klass)
+{
+  GType type = G_TYPE_FROM_CLASS (klass);
+
+  G_OBJECT_CLASS (klass)->dispose = quire_composer_dispose;
+  signals[SEND] = g_signal_new ("send", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL, NULL, G_TYPE_NONE,
+                                1, G_TYPE_STRING);
+  signals[STOP]
+      = g_signal_new ("stop", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL, NULL, G_TYPE_NONE, 0);
+}
+
+static void
+quire_composer_init (QuireComposer *self)
+{
+  gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);
+  gtk_widget_add_css_class (GTK_WIDGET (self), "quire-composer");
+}
+
+GtkWidget *
+quire_composer_new (QuireConversation *conversation)
+{
+  QuireComposer *self = g_object_new (QUIRE_TYPE_COMPOSER, NULL);
+
+  self->conversation = g_object_ref (conversation);
+  build (self);
+  return GTK_WIDGET (self);
+}

@@ -1,0 +1,23 @@
+/* quire-composer.h: where the user writes: text, model, token count, context meter, and Send or Stop. */
+#pragma once
+#include <gtk/gtk.h>
+#include "app/quire-conversation.h"
+
+G_BEGIN_DECLS
+
+#define QUIRE_TYPE_COMPOSER (quire_composer_get_type ())
+G_DECLARE_FINAL_TYPE (QuireComposer, quire_composer, QUIRE, COMPOSER, GtkBox)
+
+/* Signals:
+ *   send (string)   the user sends; the text stays until quire_composer_clear()
+ *   stop            the user stops the reply */
+GtkWidget *quire_composer_new (QuireConversation *conversation);
+GtkTextView *quire_composer_get_text_view (QuireComposer *self);
+void quire_composer_clear (QuireComposer *self);
+void quire_composer_grab_focus (QuireComposer *self);
+/* As the Send key does. FALSE when there is nothing to send, or it cannot be sent now; then the hint says why. */
+gboolean quire_composer_send (QuireComposer *self);
+/* How much of the context is used: tokens of the session and the model's limit. */
+void quire_composer_set_context (QuireComposer *self, guint n_used, guint n_max);
+
+G_END_DECLS

@@ -1,0 +1,410 @@
+/* quire-engine-client.c: owns the qe_engine; turns its wakeups into signals. See quire-engine-client.h.
+ *
+ * Invariants
+ * 1. The wake source is the only thing another thread touches; it is made ready with g_source_set_ready_time() alone.
+ * 2. It outlives the engine: the engine is freed first (that joins its thread), then the source.
+ * 3. An engine that is replaced is freed on a thread, for that call waits; its wakeups go to its own source, which was
+ *    detached from the main loop before.
+ *
+ * Everything here runs on the main thread save wake() and the three functions that end in _thread. */
+#include "app/quire-engine-client.h"
+
+#include <string.h>
+
+struct _QuireEngineClient
+{
+  GObject parent_instance;
+
+  qe_engine *engine;
+  GSource *wake; /* owned; attached */
+  char *model_dir;
+  qe_engine_status status;
+  const qe_snapshot *snapshot; /* owned */
+};
+
+G_DEFINE_FINAL_TYPE (QuireEngineClient, quire_engine_client, G_TYPE_OBJECT)
+
+enum
+{
+  STATUS_CHANGED,
+  SNAPSHOT_CHANGED,
+  NEWS,
+  SESSIONS_LOST,
+  N_SIGNALS
+};
+static guint signals[N_SIGNALS];
+
+/* ---- The wake source ---- */
+
+static gboolean
+wake_dispatch (GSource *source, GSourceFunc callback, gpointer user_data)
+{
+  g_source_set_ready_time (source, -1);
+  return callback (user_data);
+}
+
+static GSourceFuncs wake_funcs = { .dispatch = wake_dispatch };
+
+/* Any thread. */
+static void
+wake (void *user)
+{
+  g_source_set_ready_time (user, 0);
+}
+
+static gboolean
+status_equal (const qe_engine_status *a, const qe_engine_status *b)
+{
+  return a->state == b->state && a->load_done_bytes == b->load_done_bytes
+         && a->load_total_bytes == b->load_total_bytes && (a->error != NULL) == (b->error != NULL)
+         && (a->error == NULL || strcmp (a->error->message, b->error->message) == 0)
+         && (a->model != NULL) == (b->model != NULL)
+         && (a->model == NULL || g_strcmp0 (a->model->dir, b->model->dir) == 0)
+         && g_strcmp0 (a->device, b->device) == 0;
+}
+
+static void
+fetch_status (QuireEngineClient *self)
+{
+  qe_engine_status status = { 0 };
+
+  qe_engine_get_status (self->engine, &status);
+  if (status_equal (&status, &self->status))
+    {
+      qe_engine_status_clear (&status);
+      return;
+    }
+
+  qe_engine_status_clear (&self->status);
+  self->status = status;
+  g_signal_emit (self, signals[STATUS_CHANGED], 0);
+}
+
+static void
+fetch_snapshot (QuireEngineClient *self)
+{
+  const qe_snapshot *snapshot = qe_engine_dup_snapshot (self->engine);
+
+  if (self->snapshot != NULL && self->snapshot->serial == snapshot->serial)
+    {
+      qe_snapshot_unref (snapshot);
+      return;
+    }
+
+  g_clear_pointer (&self->snapshot, qe_snapshot_unref);
+  self->snapshot = snapshot;
+  g_signal_emit (self, signals[SNAPSHOT_CHANGED], 0);
+}
+
+static gboolean
+wake_cb (gpointer user_data)
+{
+  g_autoptr (QuireEngineClient) self = g_object_ref (QUIRE_ENGINE_CLIENT (user_data));
+
+  g_signal_emit (self, signals[NEWS], 0);
+  if (self->engine != NULL)
+    fetch_status (self);
+  if (self->engine != NULL)
+    fetch_snapshot (self);
+
+  return G_SOURCE_CONTINUE;
+}
+
+/* ---- Life of the engine ---- */
+
+typedef struct
+{
+  qe_engine *engine;
+  GSource *wake;
+} OldEngine;
+
+static gpointer
+free_engine_thread (gpointer data)
+{
+  OldEngine *old = data;
+
+  qe_engine_free (old->engine);
+  g_source_unref (old->wake);
+  g_free (old);
+  return NULL;
+}
+
+static void
+forget_engine (QuireEngineClient *self)
+{
+  g_clear_pointer (&self->snapshot, qe_snapshot_unref);
+  qe_engine_status_clear (&self->status);
+  memset (&self->status, 0, sizeof self->status);
+}
+
+gboolean
+quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *options,
+                           GError **error)
+{
+  qe_engine_options o = *options;
+  GSource *source = g_source_new (&wake_funcs, sizeof (GSource));
+  qe_engine *engine;
+
+  g_source_set_priority (source, G_PRIORITY_DEFAULT_IDLE);
+  g_source_set_static_name (source, "quire engine wakeup");
+  g_source_set_callback (source, wake_cb, self, NULL);
+  o.wakeup = wake;
+  o.wakeup_user = source;
+
+  engine = qe_engine_new (&o, error);
+  if (engine == NULL)
+    {
+      g_source_unref (source);
+      return FALSE;
+    }
+
+  if (self->engine != NULL)
+    {
+      OldEngine *old = g_new (OldEngine, 1);
+
+      g_source_destroy (self->wake);
+      old->engine = self->engine;
+      old->wake = self->wake;
+      forget_engine (self);
+      g_thread_unref (g_thread_new ("quire-free-engine", free_engine_thread, old));
+    }
+
+  self->engine = engine;
+  self->wake = source;
+  g_source_attach (source, NULL);
+  wake (source);
+  g_signal_emit (self, signals[SESSIONS_LOST], 0);
+  g_signal_emit (self, signals[STATUS_CHANGED], 0);
+  if (self->model_dir != NULL)
+    qe_engine_load (self->engine, self->model_dir);
+
+  return TRUE;
+}
+
+void
+quire_engine_client_load (QuireEngineClient *self, const char *dir)
+{
+  char *copy = g_strdup (dir);
+
+  g_free (self->model_dir);
+  self->model_dir = copy;
+  if (self->engine == NULL)
+    return;
+  g_signal_emit (self, signals[SESSIONS_LOST], 0);
+  qe_engine_load (self->engine, copy);
+  wake (self->wake);
+}
+
+void
+quire_engine_client_unload (QuireEngineClient *self)
+{
+  g_clear_pointer (&self->model_dir, g_free);
+  if (self->engine == NULL)
+    return;
+  g_signal_emit (self, signals[SESSIONS_LOST], 0);
+  qe_engine_unload (self->engine);
+}
+
+void
+quire_engine_client_recover (QuireEngineClient *self)
+{
+  if (self->engine != NULL)
+    qe_engine_recover (self->engine);
+}
+
+const char *
+quire_engine_client_get_model_dir (QuireEngineClient *self)
+{
+  return self->model_dir;
+}
+
+const qe_engine_status *
+quire_engine_client_get_status (QuireEngineClient *self)
+{
+  return &self->status;
+}
+
+const qe_snapshot *
+quire_engine_client_get_snapshot (QuireEngineClient *self)
+{
+  return self->snapshot;
+}
+
+const qe_session_view *
+quire_engine_client_find_session (QuireEngineClient *self, qe_session_id session)
+{
+  if (self->snapshot == NULL || session == 0)
+    return NULL;
+  for (guint i = 0; i < self->snapshot->n_sessions; i++)
+    if (self->snapshot->sessions[i].id == session)
+      return &self->snapshot->sessions[i];
+  return NULL;
+}
+
+gboolean
+quire_engine_client_is_ready (QuireEngineClient *self)
+{
+  return self->status.state == QE_ENGINE_READY && self->status.model != NULL;
+}
+
+/* ---- Sessions and requests ---- */
+
+static gboolean
+need_engine (QuireEngineClient *self, GError **error)
+{
+  if (self->engine != NULL)
+    return TRUE;
+  g_set_error_literal (error, QE_ERROR, QE_ERROR_FAILED, "The engine is not running.");
+  return FALSE;
+}
+
+qe_session_id
+quire_engine_client_open_session (QuireEngineClient *self, GError **error)
+{
+  return need_engine (self, error) ? qe_engine_open_session (self->engine, error) : 0;
+}
+
+void
+quire_engine_client_close_session (QuireEngineClient *self, qe_session_id session)
+{
+  if (self->engine != NULL && session != 0)
+    qe_engine_close_session (self->engine, session);
+}
+
+qe_request *
+quire_engine_client_generate (QuireEngineClient *self, qe_generate_params *params, GError **error)
+{
+  if (!need_engine (self, error))
+    return NULL;
+  params->wakeup = wake;
+  params->wakeup_user = self->wake;
+  return qe_engine_generate (self->engine, params, error);
+}
+
+/* ---- Work on threads ---- */
+
+typedef struct
+{
+  qe_tokenizer *tokenizer;
+  char *text;
+} CountJob;
+
+static void
+count_job_free (gpointer data)
+{
+  CountJob *job = data;
+
+  qe_tokenizer_unref (job->tokenizer);
+  g_free (job->text);
+  g_free (job);
+}
+
+static void
+count_thread (GTask *task, gpointer source, gpointer data, GCancellable *cancellable)
+{
+  CountJob *job = data;
+  g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+  GError *error = NULL;
+
+  if (g_task_return_error_if_cancelled (task))
+    return;
+  if (!qe_tokenizer_encode (job->tokenizer, job->text, strlen (job->text), QE_ENCODE_PLAIN, ids,
+                            &error))
+    g_task_return_error (task, error);
+  else
+    g_task_return_int (task, ids->len);
+}
+
+void
+quire_engine_client_count_async (QuireEngineClient *self, const char *text,
+                                 GCancellable *cancellable, GAsyncReadyCallback callback,
+                                 gpointer user_data)
+{
+  g_autoptr (GTask) task = g_task_new (self, cancellable, callback, user_data);
+  qe_tokenizer *tokenizer = self->engine != NULL ? qe_engine_dup_tokenizer (self->engine) : NULL;
+  CountJob *job;
+
+  if (tokenizer == NULL)
+    {
+      g_task_return_new_error (task, QE_ERROR, QE_ERROR_FAILED, "No model is loaded.");
+      return;
+    }
+  job = g_new (CountJob, 1);
+  job->tokenizer = tokenizer;
+  job->text = g_strdup (text);
+  g_task_set_task_data (task, job, count_job_free);
+  g_task_run_in_thread (task, count_thread);
+}
+
+gssize
+quire_engine_client_count_finish (QuireEngineClient *self, GAsyncResult *result, GError **error)
+{
+  return g_task_propagate_int (G_TASK (result), error);
+}
+
+static void
+read_info_thread (GTask *task, gpointer source, gpointer data, GCancellable *cancellable)
+{
+  GError *error = NULL;
+  qe_model_info *info = qe_model_info_new (data, &error);
+
+  if (info == NULL)
+    g_task_return_error (task, error);
+  else
+    g_task_return_pointer (task, info, (GDestroyNotify)qe_model_info_free);
+}
+
+void
+quire_model_info_read_async (const char *dir, GCancellable *cancellable,
+                             GAsyncReadyCallback callback, gpointer user_data)
+{
+  g_autoptr (GTask) task = g_task_new (NULL, cancellable, callback, user_data);
+
+  g_task_set_task_data (task, g_strdup (dir), g_free);
+  g_task_run_in_thread (task, read_info_thread);
+}
+
+qe_model_info *
+quire_model_info_read_finish (GAsyncResult *result, GError **error)
+{
+  return g_task_propagate_pointer (G_TASK (result), error);
+}
+
+/* ---- Object ---- */
+
+static void
+quire_engine_client_finalize (GObject *object)
+{
+  QuireEngineClient *self = QUIRE_ENGINE_CLIENT (object);
+
+  if (self->wake != NULL)
+    g_source_destroy (self->wake);
+  qe_engine_free (self->engine);
+  g_clear_pointer (&self->wake, g_source_unref);
+  forget_engine (self);
+  g_free (self->model_dir);
+  G_OBJECT_CLASS (quire_engine_client_parent_class)->finalize (object);
+}
+
+static void
+quire_engine_client_class_init (QuireEngineClientClass *klass)
+{
+  static const char *names[N_SIGNALS]
+      = { "status-changed", "snapshot-changed", "news", "sessions-lost" };
+
+  G_OBJECT_CLASS (klass)->finalize = quire_engine_client_finalize;
+  for (int i = 0; i < N_SIGNALS; i++)
+    signals[i] = g_signal_new (names[i], G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0, NULL,
+                               NULL, NULL, G_TYPE_NONE, 0);
+}
+
+static void
+quire_engine_client_init (QuireEngineClient *self)
+{
+}
+
+QuireEngineClient *
+quire_engine_client_new (void)
+{
+  return g_object_new (QUIRE_TYPE_ENGINE_CLIENT, NULL);
+}

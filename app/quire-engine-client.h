@@ -1,0 +1,63 @@
+/* quire-engine-client.h: the application's end of the engine. No GTK. Main thread only.
+ *
+ * The engine says "there is news" on its own thread; here that becomes one GSource of idle priority, so that input and
+ * drawing always go first and at most one call is waiting however fast the model writes. */
+#pragma once
+#include <gio/gio.h>
+#include "engine/qe.h"
+
+G_BEGIN_DECLS
+
+#define QUIRE_TYPE_ENGINE_CLIENT (quire_engine_client_get_type ())
+G_DECLARE_FINAL_TYPE (QuireEngineClient, quire_engine_client, QUIRE, ENGINE_CLIENT, GObject)
+
+/* Signals:
+ *   status-changed    the engine's state, load progress, model or error
+ *   snapshot-changed  a newer snapshot is there
+ *   news              some request may have news; each conversation looks at its own
+ *   sessions-lost     every session id is void: another model, or another engine */
+
+/* Call quire_engine_client_start() next. */
+QuireEngineClient *quire_engine_client_new (void);
+
+/* Starts the engine, or replaces it: the old one is stopped on a thread of its own, and the model that was loaded is
+ * loaded again. @options: its wakeup is overwritten. */
+gboolean quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *options,
+                                    GError **error);
+/* Loads @dir; the model before it goes, and with it all sessions. */
+void quire_engine_client_load (QuireEngineClient *self, const char *dir);
+void quire_engine_client_unload (QuireEngineClient *self);
+void quire_engine_client_recover (QuireEngineClient *self);
+/* The folder last asked for; NULL before the first. */
+const char *quire_engine_client_get_model_dir (QuireEngineClient *self);
+
+/* Borrowed until the next main loop iteration. Never NULL. */
+const qe_engine_status *quire_engine_client_get_status (QuireEngineClient *self);
+/* Borrowed until the next snapshot-changed; NULL before the engine started. */
+const qe_snapshot *quire_engine_client_get_snapshot (QuireEngineClient *self);
+/* The session in the present snapshot, or NULL. Borrowed as the snapshot is. */
+const qe_session_view *quire_engine_client_find_session (QuireEngineClient *self,
+                                                         qe_session_id session);
+gboolean quire_engine_client_is_ready (QuireEngineClient *self);
+
+qe_session_id quire_engine_client_open_session (QuireEngineClient *self, GError **error);
+void quire_engine_client_close_session (QuireEngineClient *self, qe_session_id session);
+/* As qe_engine_generate(), with this client's wakeup. Returns: owned. */
+qe_request *quire_engine_client_generate (QuireEngineClient *self, qe_generate_params *params,
+                                          GError **error);
+
+/* Counts the tokens of @text on a worker thread. @callback gets the count from
+ * quire_engine_client_count_finish(), or -1 with @error (no model). */
+void quire_engine_client_count_async (QuireEngineClient *self, const char *text,
+                                      GCancellable *cancellable, GAsyncReadyCallback callback,
+                                      gpointer user_data);
+gssize quire_engine_client_count_finish (QuireEngineClient *self, GAsyncResult *result,
+                                         GError **error);
+
+/* Reads and checks a model folder on a worker thread. */
+void quire_model_info_read_async (const char *dir, GCancellable *cancellable,
+                                  GAsyncReadyCallback callback, gpointer user_data);
+/* Returns: owned. */
+qe_model_info *quire_model_info_read_finish (GAsyncResult *result, GError **error);
+
+G_END_DECLS

@@ -1,0 +1,204 @@
+/* quire-format.c: figures and states in words. See quire-format.h. */
+#include "app/quire-format.h"
+
+#include <glib/gi18n.h>
+
+char *
+quire_format_ms (double ms)
+{
+  if (ms < 100)
+    return g_strdup_printf (_ ("%.0f ms"), ms);
+  if (ms < 10000)
+    return g_strdup_printf (_ ("%.2f s"), ms / 1000);
+  if (ms < 60000)
+    return g_strdup_printf (_ ("%.0f s"), ms / 1000);
+
+  guint s = (guint)(ms / 1000);
+  return g_strdup_printf (_ ("%u min %u s"), s / 60, s % 60);
+}
+
+char *
+quire_format_speed (double tokens_per_s)
+{
+  if (tokens_per_s >= 10)
+    return g_strdup_printf (_ ("%.0f tok/s"), tokens_per_s);
+  return g_strdup_printf (_ ("%.1f tok/s"), tokens_per_s);
+}
+
+char *
+quire_format_count (guint64 n)
+{
+  return g_strdup_printf ("%'" G_GUINT64_FORMAT, n);
+}
+
+char *
+quire_format_count_short (guint64 n)
+{
+  if (n < 1000)
+    return g_strdup_printf ("%" G_GUINT64_FORMAT, n);
+  if (n < 100 * 1024)
+    return g_strdup_printf ("%.1fK", (double)n / 1024);
+  return g_strdup_printf ("%.0fK", (double)n / 1024);
+}
+
+char *
+quire_format_bytes (guint64 bytes)
+{
+  return g_format_size_full (bytes, G_FORMAT_SIZE_IEC_UNITS);
+}
+
+char *
+quire_format_progress (QuireMessage *message)
+{
+  const QuireReply *reply = quire_message_get_reply (message);
+
+  switch (quire_message_get_state (message))
+    {
+    case QUIRE_REPLY_QUEUED:
+      if (reply->n_before > 0)
+        return g_strdup_printf (
+            ngettext ("Queued (%u before)", "Queued (%u before)", reply->n_before),
+            reply->n_before);
+      return g_strdup (_ ("Queued"));
+      case QUIRE_REPLY_READING: {
+        g_autofree char *done = quire_format_count (reply->n_prompt_done);
+        g_autofree char *all = quire_format_count (reply->n_prompt);
+
+        /* Translators: tokens of the prompt that the model has read so far, and all of them. */
+        return g_strdup_printf (_ ("Reading %s of %s tokens"), done, all);
+      }
+    case QUIRE_REPLY_WRITING:
+      if (reply->receipt.decode_tokens_per_s > 0)
+        return quire_format_speed (reply->receipt.decode_tokens_per_s);
+      return g_strdup (_ ("Writing"));
+    case QUIRE_REPLY_WAITING:
+    case QUIRE_REPLY_DONE:
+    case QUIRE_REPLY_LENGTH:
+    case QUIRE_REPLY_CONTEXT:
+    case QUIRE_REPLY_STOPPED:
+    case QUIRE_REPLY_FAILED:
+    default:
+      return g_strdup ("");
+    }
+}
+
+char *
+quire_format_ending (QuireMessage *message)
+{
+  const QuireReply *reply = quire_message_get_reply (message);
+
+  switch (quire_message_get_state (message))
+    {
+    case QUIRE_REPLY_STOPPED:
+      return g_strdup (_ ("Stopped"));
+      case QUIRE_REPLY_LENGTH: {
+        g_autofree char *n = quire_format_count (reply->receipt.n_generated);
+
+        return g_strdup_printf (
+            ngettext ("Cut at %s token", "Cut at %s tokens", reply->receipt.n_generated), n);
+      }
+    case QUIRE_REPLY_CONTEXT:
+      return g_strdup (_ ("The context is full"));
+    case QUIRE_REPLY_WAITING:
+    case QUIRE_REPLY_QUEUED:
+    case QUIRE_REPLY_READING:
+    case QUIRE_REPLY_WRITING:
+    case QUIRE_REPLY_DONE:
+    case QUIRE_REPLY_FAILED:
+    default:
+      return NULL;
+    }
+}
+
+char **
+quire_format_receipt_figures (QuireMessage *message)
+{
+  const qe_receipt *r = &quire_message_get_reply (message)->receipt;
+  g_autoptr (GStrvBuilder) figures = g_strv_builder_new ();
+  g_autofree char *ending = quire_format_ending (message);
+  g_autofree char *first = quire_format_ms (r->first_token_ms);
+  g_autofree char *speed = quire_format_speed (r->decode_tokens_per_s);
+  g_autofree char *n_new = quire_format_count (r->n_new);
+  g_autofree char *n_reused = quire_format_count (r->n_reused);
+
+  if (ending != NULL)
+    g_strv_builder_add (figures, ending);
+  if (r->n_generated > 0)
+    g_strv_builder_add (figures, first);
+  if (r->decode_tokens_per_s > 0)
+    g_strv_builder_add (figures, speed);
+  if (r->n_prompt > 0)
+    {
+      /* Translators: tokens of the prompt that were computed for this reply. */
+      g_autofree char *a = g_strdup_printf (ngettext ("%s new", "%s new", r->n_new), n_new);
+      /* Translators: tokens of the prompt that were already in the cache. */
+      g_autofree char *b
+          = g_strdup_printf (ngettext ("%s reused", "%s reused", r->n_reused), n_reused);
+
+      g_strv_builder_add (figures, a);
+      g_strv_builder_add (figures, b);
+    }
+
+  return g_strv_builder_end (figures);
+}
+
+static const char *
+ending_in_words (QuireReplyState state)
+{
+  switch (state)
+    {
+    case QUIRE_REPLY_DONE:
+      return _ ("The model ended its turn");
+    case QUIRE_REPLY_LENGTH:
+      return _ ("Token limit");
+    case QUIRE_REPLY_CONTEXT:
+      return _ ("Context full");
+    case QUIRE_REPLY_STOPPED:
+      return _ ("Stopped by you");
+    case QUIRE_REPLY_FAILED:
+      return _ ("Error");
+    case QUIRE_REPLY_WAITING:
+    case QUIRE_REPLY_QUEUED:
+    case QUIRE_REPLY_READING:
+    case QUIRE_REPLY_WRITING:
+    default:
+      return _ ("Running");
+    }
+}
+
+/* @value: taken. */
+static void
+add_row (GStrvBuilder *rows, const char *label, char *value)
+{
+  g_strv_builder_add (rows, label);
+  g_strv_builder_add (rows, value);
+  g_free (value);
+}
+
+char **
+quire_format_receipt_table (QuireMessage *message)
+{
+  const qe_receipt *r = &quire_message_get_reply (message)->receipt;
+  g_autoptr (GStrvBuilder) rows = g_strv_builder_new ();
+
+  add_row (rows, _ ("First token after"), quire_format_ms (r->first_token_ms));
+  add_row (rows, _ ("Waited in the queue"), quire_format_ms (r->queue_ms));
+  add_row (rows, _ ("Prompt tokens"), quire_format_count (r->n_prompt));
+  add_row (rows, _ ("Reused from the cache"), quire_format_count (r->n_reused));
+  add_row (rows, _ ("Newly computed"), quire_format_count (r->n_new));
+  if (r->n_recomputed > 0)
+    add_row (rows, _ ("Of these, computed again"), quire_format_count (r->n_recomputed));
+  if (r->first_mismatch >= 0)
+    add_row (rows, _ ("Differs from token"), quire_format_count ((guint64)r->first_mismatch));
+  add_row (rows, _ ("Reading took"), quire_format_ms (r->prefill_ms));
+  if (r->prefill_tokens_per_s > 0)
+    add_row (rows, _ ("Reading speed"), quire_format_speed (r->prefill_tokens_per_s));
+  add_row (rows, _ ("Tokens written"), quire_format_count (r->n_generated));
+  add_row (rows, _ ("Writing took"), quire_format_ms (r->decode_ms));
+  if (r->decode_tokens_per_s > 0)
+    add_row (rows, _ ("Writing speed"), quire_format_speed (r->decode_tokens_per_s));
+  add_row (rows, _ ("Ended by"), g_strdup (ending_in_words (quire_message_get_state (message))));
+  add_row (rows, _ ("Seed"), g_strdup_printf ("%" G_GUINT64_FORMAT, r->seed));
+
+  return g_strv_builder_end (rows);
+}

@@ -1,0 +1,40 @@
+/* quire-layout.c: the table of widths.
+ *
+ *   width / text scale   sidebar                       panel
+ *   below 600            overlay                       overlay
+ *   600-679              docked                        overlay
+ *   680-999              docked, overlay while the     docked
+ *                        panel is open
+ *   from 1000            docked                        docked */
+#include "app/quire-layout.h"
+
+enum
+{
+  WIDTH_SIDEBAR_MIN = 600,
+  WIDTH_PANEL_MIN = 680,
+  WIDTH_BOTH_MIN = 1000,
+};
+
+static double
+scaled (int width, double text_scale)
+{
+  return width / MAX (text_scale, 0.1);
+}
+
+QuireLayout
+quire_layout_for_width (int width, double text_scale, gboolean panel_open)
+{
+  double w = scaled (width, text_scale);
+  QuireLayout layout = { FALSE, FALSE };
+
+  layout.panel_docked = w >= WIDTH_PANEL_MIN;
+  layout.sidebar_docked
+      = w >= WIDTH_BOTH_MIN || (w >= WIDTH_SIDEBAR_MIN && !(panel_open && layout.panel_docked));
+  return layout;
+}
+
+gboolean
+quire_layout_is_narrow (int width, double text_scale)
+{
+  return scaled (width, text_scale) < WIDTH_SIDEBAR_MIN;
+}

@@ -1,0 +1,307 @@
+/* quire-message-row.c: see quire-message-row.h.
+ *
+ * A reply's parts, top to bottom: thinking (folded), Markdown, caret until the first character, error with its one
+ * button, status line, receipt. Parts are made when first needed. */
+#include "app/quire-message-row.h"
+
+#include <glib/gi18n.h>
+
+#include "app/quire-format.h"
+#include "app/quire-markdown-view.h"
+#include "app/quire-markdown.h"
+#include "app/quire-status-line.h"
+#include "app/quire-thinking.h"
+
+/* Longer user text goes into a text view, which lays out only what is seen. */
+#define LABEL_BYTES_MAX 4096
+#define LONG_TEXT_HEIGHT_PX 240
+
+struct _QuireMessageRow
+{
+  GtkBox parent_instance;
+
+  QuireMessage *message;
+  GtkWidget *thinking; /* GtkExpander or NULL */
+  GtkLabel *thinking_label;
+  GtkWidget *markdown;
+  GtkWidget *caret;
+  GtkWidget *error; /* or NULL */
+  GtkWidget *status;
+  GtkWidget *receipt; /* GtkRevealer */
+  gsize n_thinking_shown;
+};
+
+G_DEFINE_FINAL_TYPE (QuireMessageRow, quire_message_row, GTK_TYPE_BOX)
+
+/* ---- The user's side ---- */
+
+static GtkWidget *
+long_text_new (const char *text)
+{
+  GtkWidget *scrolled = gtk_scrolled_window_new ();
+  GtkWidget *view = gtk_text_view_new ();
+
+  gtk_text_buffer_set_text (gtk_text_view_get_buffer (GTK_TEXT_VIEW (view)), text, -1);
+  gtk_text_view_set_editable (GTK_TEXT_VIEW (view), FALSE);
+  gtk_text_view_set_cursor_visible (GTK_TEXT_VIEW (view), FALSE);
+  gtk_text_view_set_wrap_mode (GTK_TEXT_VIEW (view), GTK_WRAP_WORD_CHAR);
+  gtk_widget_add_css_class (view, "inline");
+  gtk_accessible_update_property (GTK_ACCESSIBLE (view), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Your message"), -1);
+  gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_NEVER,
+                                  GTK_POLICY_AUTOMATIC);
+  gtk_scrolled_window_set_min_content_height (GTK_SCROLLED_WINDOW (scrolled), LONG_TEXT_HEIGHT_PX);
+  gtk_scrolled_window_set_child (GTK_SCROLLED_WINDOW (scrolled), view);
+  gtk_widget_set_hexpand (scrolled, TRUE);
+  return scrolled;
+}
+
+static void
+build_user (QuireMessageRow *self)
+{
+  gsize n_bytes;
+  const char *text = quire_message_get_text (self->message, &n_bytes);
+  g_autofree char *valid = quire_text_make_valid (text, n_bytes);
+  GtkWidget *bubble;
+
+  if (n_bytes > LABEL_BYTES_MAX)
+    bubble = long_text_new (valid);
+  else
+    {
+      bubble = gtk_label_new (valid);
+      gtk_label_set_wrap (GTK_LABEL (bubble), TRUE);
+      gtk_label_set_wrap_mode (GTK_LABEL (bubble), PANGO_WRAP_WORD_CHAR);
+      gtk_label_set_selectable (GTK_LABEL (bubble), TRUE);
+      gtk_label_set_xalign (GTK_LABEL (bubble), 0);
+      gtk_label_set_max_width_chars (GTK_LABEL (bubble), 64);
+      gtk_widget_set_focus_on_click (bubble, FALSE);
+      gtk_widget_set_halign (bubble, GTK_ALIGN_END);
+      gtk_widget_set_hexpand (bubble, TRUE);
+    }
+  gtk_widget_add_css_class (bubble, "quire-bubble");
+  gtk_widget_set_margin_start (bubble, 48);
+  gtk_box_append (GTK_BOX (self), bubble);
+}
+
+/* ---- The reply's side ---- */
+
+static void
+update_thinking (QuireMessageRow *self, const QuireThinking *parts)
+{
+  if (parts->n_thinking == 0)
+    return;
+
+  if (self->thinking == NULL)
+    {
+      GtkWidget *label = gtk_label_new (NULL);
+
+      self->thinking_label = GTK_LABEL (label);
+      gtk_label_set_wrap (self->thinking_label, TRUE);
+      gtk_label_set_wrap_mode (self->thinking_label, PANGO_WRAP_WORD_CHAR);
+      gtk_label_set_selectable (self->thinking_label, TRUE);
+      gtk_label_set_xalign (self->thinking_label, 0);
+      gtk_widget_set_focus_on_click (label, FALSE);
+      gtk_widget_set_margin_top (label, 6);
+      gtk_widget_add_css_class (label, "dim-label");
+      self->thinking = gtk_expander_new (NULL);
+      gtk_expander_set_child (GTK_EXPANDER (self->thinking), label);
+      gtk_widget_add_css_class (self->thinking, "quire-thinking");
+      gtk_box_prepend (GTK_BOX (self), self->thinking);
+    }
+
+  gtk_expander_set_label (GTK_EXPANDER (self->thinking),
+                          parts->open && quire_message_is_running (self->message) ? _ ("Thinking…")
+                                                                                  : _ ("Thoughts"));
+  if (self->n_thinking_shown != parts->n_thinking)
+    {
+      g_autofree char *valid = quire_text_make_valid (parts->thinking, parts->n_thinking);
+
+      gtk_label_set_text (self->thinking_label, valid);
+      self->n_thinking_shown = parts->n_thinking;
+    }
+}
+
+static void
+error_words (QuireMessage *message, const char **button, const char **action)
+{
+  switch (quire_message_get_reply (message)->error_code)
+    {
+    case QE_ERROR_DEVICE_LOST:
+      *button = _ ("Reload Model");
+      *action = "win.recover";
+      break;
+    case QE_ERROR_NO_MEMORY:
+      *button = _ ("Limits…");
+      *action = "app.preferences";
+      break;
+    default:
+      *button = _ ("Try Again");
+      *action = "chat.regenerate";
+    }
+}
+
+static void
+update_error (QuireMessageRow *self)
+{
+  const QuireReply *reply = quire_message_get_reply (self->message);
+  const char *button_label, *action;
+  GtkWidget *icon, *label, *button;
+
+  if (reply->error == NULL || self->error != NULL)
+    return;
+
+  self->error = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 12);
+  gtk_widget_add_css_class (self->error, "quire-error");
+  icon = gtk_image_new_from_icon_name ("dialog-error-symbolic");
+  gtk_widget_add_css_class (icon, "error");
+  gtk_box_append (GTK_BOX (self->error), icon);
+  label = gtk_label_new (reply->error);
+  gtk_label_set_wrap (GTK_LABEL (label), TRUE);
+  gtk_label_set_wrap_mode (GTK_LABEL (label), PANGO_WRAP_WORD_CHAR);
+  gtk_label_set_xalign (GTK_LABEL (label), 0);
+  gtk_widget_set_hexpand (label, TRUE);
+  gtk_box_append (GTK_BOX (self->error), label);
+  error_words (self->message, &button_label, &action);
+  button = gtk_button_new_with_label (button_label);
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), action);
+  gtk_widget_add_css_class (button, "flat");
+  gtk_widget_set_valign (button, GTK_ALIGN_CENTER);
+  gtk_box_append (GTK_BOX (self->error), button);
+  gtk_box_insert_child_after (GTK_BOX (self), self->error, self->caret);
+}
+
+static void
+fill_receipt (QuireMessageRow *self)
+{
+  g_auto (GStrv) rows = quire_format_receipt_table (self->message);
+  GtkWidget *grid = gtk_grid_new ();
+
+  gtk_grid_set_column_spacing (GTK_GRID (grid), 18);
+  gtk_grid_set_row_spacing (GTK_GRID (grid), 6);
+  gtk_widget_add_css_class (grid, "quire-receipt");
+  gtk_widget_set_margin_top (grid, 6);
+  gtk_widget_set_halign (grid, GTK_ALIGN_START);
+  for (int i = 0; rows[i] != NULL; i += 2)
+    {
+      GtkWidget *name = gtk_label_new (rows[i]);
+      GtkWidget *value = gtk_label_new (rows[i + 1]);
+
+      gtk_label_set_xalign (GTK_LABEL (name), 0);
+      gtk_label_set_xalign (GTK_LABEL (value), 1);
+      gtk_label_set_selectable (GTK_LABEL (value), TRUE);
+      gtk_widget_add_css_class (name, "dim-label");
+      gtk_widget_add_css_class (name, "caption");
+      gtk_widget_add_css_class (value, "caption");
+      gtk_widget_add_css_class (value, "numeric");
+      gtk_grid_attach (GTK_GRID (grid), name, 0, i / 2, 1, 1);
+      gtk_grid_attach (GTK_GRID (grid), value, 1, i / 2, 1, 1);
+    }
+  gtk_revealer_set_child (GTK_REVEALER (self->receipt), grid);
+}
+
+static void
+update_reply (QuireMessageRow *self)
+{
+  gsize n_bytes;
+  const char *text = quire_message_get_text (self->message, &n_bytes);
+  QuireThinking parts = quire_thinking_split (text, n_bytes);
+  gboolean running = quire_message_is_running (self->message);
+
+  update_thinking (self, &parts);
+  quire_markdown_view_set_text (QUIRE_MARKDOWN_VIEW (self->markdown), parts.answer, parts.n_answer);
+  gtk_widget_set_visible (self->markdown, parts.n_answer > 0);
+  gtk_widget_set_visible (self->caret, running && parts.n_answer == 0);
+  update_error (self);
+  if (!running && gtk_revealer_get_child (GTK_REVEALER (self->receipt)) == NULL)
+    fill_receipt (self);
+  gtk_accessible_update_state (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_STATE_BUSY, running, -1);
+}
+
+static void
+build_reply (QuireMessageRow *self)
+{
+  self->markdown = quire_markdown_view_new ();
+  gtk_box_append (GTK_BOX (self), self->markdown);
+
+  self->caret = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 0);
+  gtk_widget_add_css_class (self->caret, "quire-caret");
+  gtk_widget_set_halign (self->caret, GTK_ALIGN_START);
+  gtk_box_append (GTK_BOX (self), self->caret);
+
+  self->status = quire_status_line_new (self->message);
+  g_signal_connect_swapped (self->status, "copy-clicked", G_CALLBACK (quire_message_row_copy),
+                            self);
+  gtk_box_append (GTK_BOX (self), self->status);
+
+  self->receipt = gtk_revealer_new ();
+  gtk_box_append (GTK_BOX (self), self->receipt);
+  quire_status_line_set_receipt (QUIRE_STATUS_LINE (self->status), GTK_REVEALER (self->receipt));
+
+  g_signal_connect_object (self->message, "changed", G_CALLBACK (update_reply), self,
+                           G_CONNECT_SWAPPED);
+  update_reply (self);
+}
+
+QuireMessage *
+quire_message_row_get_message (QuireMessageRow *self)
+{
+  return self->message;
+}
+
+void
+quire_message_row_set_last (QuireMessageRow *self, gboolean last)
+{
+  if (self->status != NULL)
+    quire_status_line_set_last (QUIRE_STATUS_LINE (self->status), last);
+  /* Of failed turns only the last can be tried again. */
+  if (self->error != NULL)
+    gtk_widget_set_visible (gtk_widget_get_last_child (self->error), last);
+}
+
+void
+quire_message_row_copy (QuireMessageRow *self)
+{
+  gsize n_bytes;
+  const char *text = quire_message_get_text (self->message, &n_bytes);
+  QuireThinking parts = quire_thinking_split (text, n_bytes);
+  g_autofree char *valid = quire_text_make_valid (parts.answer, parts.n_answer);
+
+  gdk_clipboard_set_text (gtk_widget_get_clipboard (GTK_WIDGET (self)), valid);
+}
+
+static void
+quire_message_row_dispose (GObject *object)
+{
+  g_clear_object (&QUIRE_MESSAGE_ROW (object)->message);
+  G_OBJECT_CLASS (quire_message_row_parent_class)->dispose (object);
+}
+
+static void
+quire_message_row_class_init (QuireMessageRowClass *klass)
+{
+  G_OBJECT_CLASS (klass)->dispose = quire_message_row_dispose;
+  gtk_widget_class_set_accessible_role (GTK_WIDGET_CLASS (klass), GTK_ACCESSIBLE_ROLE_LIST_ITEM);
+}
+
+static void
+quire_message_row_init (QuireMessageRow *self)
+{
+  gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);
+  gtk_box_set_spacing (GTK_BOX (self), 6);
+}
+
+GtkWidget *
+quire_message_row_new (QuireMessage *message)
+{
+  QuireMessageRow *self = g_object_new (QUIRE_TYPE_MESSAGE_ROW, NULL);
+
+  self->message = g_object_ref (message);
+  if (quire_message_get_role (message) == QE_ROLE_USER)
+    build_user (self);
+  else
+    build_reply (self);
+  gtk_accessible_update_property (
+      GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_PROPERTY_LABEL,
+      quire_message_get_role (message) == QE_ROLE_USER ? _ ("You") : _ ("Model"), -1);
+  return GTK_WIDGET (self);
+}

@@ -1,0 +1,17 @@
+/* quire-message-row.h: one message in the transcript: the user's bubble, or a reply with its parts. */
+#pragma once
+#include <gtk/gtk.h>
+#include "app/quire-message.h"
+
+G_BEGIN_DECLS
+
+#define QUIRE_TYPE_MESSAGE_ROW (quire_message_row_get_type ())
+G_DECLARE_FINAL_TYPE (QuireMessageRow, quire_message_row, QUIRE, MESSAGE_ROW, GtkBox)
+
+GtkWidget *quire_message_row_new (QuireMessage *message);
+QuireMessage *quire_message_row_get_message (QuireMessageRow *self);
+void quire_message_row_set_last (QuireMessageRow *self, gboolean last);
+/* The reply without its thinking, to the clipboard. */
+void quire_message_row_copy (QuireMessageRow *self);
+
+G_END_DECLS

@@ -1,0 +1,50 @@
+/* quire-message.h: one message of a conversation, with the state of its reply. No GTK. Main thread only. */
+#pragma once
+#include <glib-object.h>
+#include "engine/qe.h"
+
+G_BEGIN_DECLS
+
+typedef enum
+{
+  QUIRE_REPLY_WAITING, /* sent; the engine has not spoken yet */
+  QUIRE_REPLY_QUEUED,
+  QUIRE_REPLY_READING,
+  QUIRE_REPLY_WRITING,
+  QUIRE_REPLY_DONE,
+  QUIRE_REPLY_LENGTH,  /* cut at the token limit */
+  QUIRE_REPLY_CONTEXT, /* cut where the context was full */
+  QUIRE_REPLY_STOPPED,
+  QUIRE_REPLY_FAILED,
+} QuireReplyState;
+
+#define QUIRE_TYPE_MESSAGE (quire_message_get_type ())
+G_DECLARE_FINAL_TYPE (QuireMessage, quire_message, QUIRE, MESSAGE, GObject)
+
+/* Signal: changed. Emitted after any change below; a view redraws from the fields. */
+
+QuireMessage *quire_message_new (qe_role role, const char *text);
+qe_role quire_message_get_role (QuireMessage *self);
+/* Borrowed until the next change; may hold NUL, so use the length. */
+const char *quire_message_get_text (QuireMessage *self, gsize *n_bytes);
+QuireReplyState quire_message_get_state (QuireMessage *self);
+gboolean quire_message_is_running (QuireMessage *self);
+
+/* The figures of a reply. Borrowed. */
+typedef struct
+{
+  guint n_before; /* queued requests ahead */
+  guint n_prompt, n_prompt_done;
+  gint64 began_us;   /* g_get_monotonic_time() of sending */
+  gint64 reading_us; /* of the first step of reading; 0 before it */
+  qe_receipt receipt;
+  char *error;    /* FAILED: the engine's words */
+  int error_code; /* FAILED: qe_error_code */
+} QuireReply;
+const QuireReply *quire_message_get_reply (QuireMessage *self);
+
+/* For the conversation: takes over what @update says and emits changed. */
+void quire_message_apply (QuireMessage *self, const qe_update *update);
+void quire_message_fail (QuireMessage *self, const GError *error);
+
+G_END_DECLS

@@ -1,0 +1,457 @@
+/* quire-page-map.c: see quire-page-map.h.
+ *
+ * Drawing: one render node a row of cells, kept until a cell of that row changes, so a growing conversation draws its
+ * last row alone. Colours come from the style (@quire_tier_gpu, _host, _disk), shapes tell the tiers apart without
+ * them: GPU solid, host half a cell along the diagonal in an outline, disk a hollow square. */
+#include "app/quire-page-map.h"
+
+#include <adwaita.h>
+#include <glib/gi18n.h>
+#include <string.h>
+
+struct _QuirePageMap
+{
+  GtkWidget parent_instance;
+
+  qe_cell *pages;
+  guint n_pages;
+  QuireMapLayout layout;
+  GPtrArray *rows; /* (element-type GskRenderNode nullable) */
+  int width;
+  int cursor; /* cell, -1: none */
+};
+
+G_DEFINE_FINAL_TYPE (QuirePageMap, quire_page_map, GTK_TYPE_WIDGET)
+
+void
+quire_map_layout_compute (QuireMapLayout *layout, guint n_pages, int width)
+{
+  guint per_cell = 1;
+
+  while ((n_pages + per_cell - 1) / per_cell > QUIRE_MAP_CELLS_MAX)
+    per_cell *= 2;
+  layout->n_pages = n_pages;
+  layout->pages_per_cell = per_cell;
+  layout->n_cells = (n_pages + per_cell - 1) / per_cell;
+  layout->n_columns
+      = (guint)MAX ((width + QUIRE_MAP_PITCH_PX - QUIRE_MAP_CELL_PX) / QUIRE_MAP_PITCH_PX, 1);
+  layout->n_rows = (layout->n_cells + layout->n_columns - 1) / layout->n_columns;
+}
+
+int
+quire_map_layout_hit (const QuireMapLayout *layout, double x, double y, int width, gboolean rtl)
+{
+  int column, row, cell;
+
+  if (rtl)
+    x = width - x;
+  if (x < 0 || y < 0)
+    return -1;
+  column = (int)(x / QUIRE_MAP_PITCH_PX);
+  row = (int)(y / QUIRE_MAP_PITCH_PX);
+  cell = row * (int)layout->n_columns + column;
+  return column < (int)layout->n_columns && cell < (int)layout->n_cells ? cell : -1;
+}
+
+void
+quire_map_cell_merge (QuireMapCell *out, const QuireMapLayout *layout, const qe_cell *pages,
+                      guint cell)
+{
+  guint first = cell * layout->pages_per_cell;
+  guint end = MIN (first + layout->pages_per_cell, layout->n_pages);
+
+  memset (out, 0, sizeof *out);
+  out->first_token = first * 16;
+  out->n_pages = end - first;
+  for (guint i = first; i < end; i++)
+    {
+      out->tier = MAX (out->tier, pages[i].flags & QE_CELL_TIER_MASK);
+      out->shared |= (pages[i].flags & QE_CELL_SHARED) != 0;
+      out->n_refs = MAX (out->n_refs, pages[i].n_refs);
+      out->n_tokens += pages[i].n_tokens;
+    }
+}
+
+/* ---- Drawing ---- */
+
+static void
+lookup_color (GtkWidget *widget, const char *name, GdkRGBA *color)
+{
+  GtkStyleContext *context = gtk_widget_get_style_context (widget);
+
+  if (!gtk_style_context_lookup_color (context, name, color))
+    gtk_style_context_get_color (context, color);
+}
+
+static void
+append_outline (GtkSnapshot *snapshot, const graphene_rect_t *r, float line, const GdkRGBA *color)
+{
+  GskRoundedRect outline;
+  const float widths[] = { line, line, line, line };
+  const GdkRGBA colors[] = { *color, *color, *color, *color };
+
+  gsk_rounded_rect_init_from_rect (&outline, r, 0);
+  gtk_snapshot_append_border (snapshot, &outline, widths, colors);
+}
+
+void
+quire_page_map_snapshot_swatch (GtkWidget *widget, GtkSnapshot *snapshot, const graphene_rect_t *r,
+                                guint tier, double level)
+{
+  static const char *const names[] = { "quire_tier_gpu", "quire_tier_host", "quire_tier_disk" };
+  float height = r->size.height * (float)level, bottom = r->origin.y + r->size.height;
+  GdkRGBA color, free_color;
+
+  lookup_color (widget, names[MIN (tier, 2)], &color);
+  if (level < 1)
+    {
+      lookup_color (widget, "quire_cell_free", &free_color);
+      append_outline (snapshot, r, 1, &free_color);
+    }
+  if (tier == QE_TIER_DISK)
+    append_outline (snapshot,
+                    &GRAPHENE_RECT_INIT (r->origin.x, bottom - height, r->size.width, height), 2,
+                    &color);
+  else if (tier == QE_TIER_GPU || level < 1)
+    gtk_snapshot_append_color (
+        snapshot, &color,
+        &GRAPHENE_RECT_INIT (r->origin.x, bottom - height, r->size.width, height));
+  else
+    {
+      /* The lower triangle in steps of a pixel: crisp, and cheaper than a path. */
+      append_outline (snapshot, r, 1, &color);
+      for (int y = 0; y < (int)r->size.height; y++)
+        gtk_snapshot_append_color (
+            snapshot, &color,
+            &GRAPHENE_RECT_INIT (r->origin.x, r->origin.y + (float)y,
+                                 r->size.width * (float)(y + 1) / r->size.height, 1));
+    }
+}
+
+static void
+snapshot_cell (QuirePageMap *self, GtkSnapshot *snapshot, guint index, const graphene_rect_t *r)
+{
+  QuireMapCell cell;
+  double level;
+
+  quire_map_cell_merge (&cell, &self->layout, self->pages, index);
+  level = CLAMP ((double)cell.n_tokens / (16.0 * cell.n_pages), 0.125, 1.0);
+  quire_page_map_snapshot_swatch (GTK_WIDGET (self), snapshot, r, cell.tier, level);
+  if (cell.shared)
+    {
+      GdkRGBA ring, dot;
+
+      /* A ringed dot, so that it stands out on a filled and on a hollow cell. */
+      lookup_color (GTK_WIDGET (self), "quire_cell_ring", &ring);
+      lookup_color (GTK_WIDGET (self), "quire_cell_dot", &dot);
+      gtk_snapshot_append_color (snapshot, &ring,
+                                 &GRAPHENE_RECT_INIT (r->origin.x + 2, r->origin.y + 2, 4, 4));
+      gtk_snapshot_append_color (snapshot, &dot,
+                                 &GRAPHENE_RECT_INIT (r->origin.x + 3, r->origin.y + 3, 2, 2));
+    }
+}
+
+static float
+cell_x (QuirePageMap *self, guint column)
+{
+  gboolean rtl = gtk_widget_get_direction (GTK_WIDGET (self)) == GTK_TEXT_DIR_RTL;
+  float x = (float)(column * QUIRE_MAP_PITCH_PX);
+
+  return rtl ? (float)self->width - x - QUIRE_MAP_CELL_PX : x;
+}
+
+static GskRenderNode *
+build_row (QuirePageMap *self, guint row)
+{
+  GtkSnapshot *snapshot = gtk_snapshot_new ();
+
+  for (guint column = 0; column < self->layout.n_columns; column++)
+    {
+      guint index = row * self->layout.n_columns + column;
+
+      if (index >= self->layout.n_cells)
+        break;
+      snapshot_cell (self, snapshot, index,
+                     &GRAPHENE_RECT_INIT (cell_x (self, column), (float)(row * QUIRE_MAP_PITCH_PX),
+                                          QUIRE_MAP_CELL_PX, QUIRE_MAP_CELL_PX));
+    }
+  return gtk_snapshot_free_to_node (snapshot);
+}
+
+static void
+row_free (gpointer node)
+{
+  if (node != NULL)
+    gsk_render_node_unref (node);
+}
+
+static void
+forget_rows (QuirePageMap *self, guint first_page)
+{
+  guint row = self->layout.n_columns > 0
+                  ? first_page / self->layout.pages_per_cell / self->layout.n_columns
+                  : 0;
+
+  if (row < self->rows->len)
+    g_ptr_array_set_size (self->rows, (int)row);
+}
+
+static void
+quire_page_map_snapshot (GtkWidget *widget, GtkSnapshot *snapshot)
+{
+  QuirePageMap *self = QUIRE_PAGE_MAP (widget);
+
+  while (self->rows->len < self->layout.n_rows)
+    g_ptr_array_add (self->rows, build_row (self, self->rows->len));
+  for (guint i = 0; i < self->rows->len; i++)
+    if (g_ptr_array_index (self->rows, i) != NULL)
+      gtk_snapshot_append_node (snapshot, g_ptr_array_index (self->rows, i));
+  if (self->cursor >= 0 && self->cursor < (int)self->layout.n_cells
+      && gtk_widget_has_visible_focus (widget))
+    {
+      guint column = (guint)self->cursor % self->layout.n_columns,
+            row = (guint)self->cursor / self->layout.n_columns;
+      GdkRGBA color;
+
+      gtk_style_context_get_color (gtk_widget_get_style_context (widget), &color);
+      append_outline (snapshot,
+                      &GRAPHENE_RECT_INIT (cell_x (self, column) - 2,
+                                           (float)(row * QUIRE_MAP_PITCH_PX) - 2,
+                                           QUIRE_MAP_CELL_PX + 4, QUIRE_MAP_CELL_PX + 4),
+                      2, &color);
+    }
+}
+
+/* ---- Layout ---- */
+
+static void
+relayout (QuirePageMap *self, int width)
+{
+  guint n_columns = self->layout.n_columns, per_cell = self->layout.pages_per_cell;
+
+  self->width = width;
+  quire_map_layout_compute (&self->layout, self->n_pages, width);
+  if (n_columns != self->layout.n_columns || per_cell != self->layout.pages_per_cell)
+    g_ptr_array_set_size (self->rows, 0);
+}
+
+static void
+quire_page_map_measure (GtkWidget *widget, GtkOrientation orientation, int for_size, int *minimum,
+                        int *natural, int *minimum_baseline, int *natural_baseline)
+{
+  QuirePageMap *self = QUIRE_PAGE_MAP (widget);
+  QuireMapLayout layout;
+
+  *minimum_baseline = *natural_baseline = -1;
+  if (orientation == GTK_ORIENTATION_HORIZONTAL)
+    {
+      *minimum = QUIRE_MAP_PITCH_PX * 8;
+      *natural = QUIRE_MAP_PITCH_PX * 30;
+      return;
+    }
+  quire_map_layout_compute (&layout, self->n_pages,
+                            for_size > 0 ? for_size : QUIRE_MAP_PITCH_PX * 30);
+  *minimum = *natural = (int)MAX (layout.n_rows, 1) * QUIRE_MAP_PITCH_PX - 1;
+}
+
+static GtkSizeRequestMode
+quire_page_map_get_request_mode (GtkWidget *widget)
+{
+  return GTK_SIZE_REQUEST_HEIGHT_FOR_WIDTH;
+}
+
+static void
+quire_page_map_size_allocate (GtkWidget *widget, int width, int height, int baseline)
+{
+  QuirePageMap *self = QUIRE_PAGE_MAP (widget);
+  gboolean moved = self->width != width;
+
+  relayout (self, width);
+  if (moved)
+    g_ptr_array_set_size (self->rows, 0);
+}
+
+void
+quire_page_map_set_pages (QuirePageMap *self, const qe_cell *pages, guint n_pages,
+                          const char *title)
+{
+  guint first = 0, n_shared = 0, n_rows = self->layout.n_rows;
+  g_autofree char *label = NULL;
+
+  g_return_if_fail (QUIRE_IS_PAGE_MAP (self));
+
+  while (first < MIN (n_pages, self->n_pages)
+         && memcmp (&pages[first], &self->pages[first], sizeof *pages) == 0)
+    first++;
+  if (first == n_pages && n_pages == self->n_pages)
+    return;
+  self->pages = g_renew (qe_cell, self->pages, n_pages);
+  memcpy (self->pages + first, pages + first, (n_pages - first) * sizeof *pages);
+  self->n_pages = n_pages;
+  forget_rows (self, first);
+  relayout (self, self->width);
+  self->cursor = MIN (self->cursor, (int)self->layout.n_cells - 1);
+  for (guint i = 0; i < n_pages; i++)
+    n_shared += (pages[i].flags & QE_CELL_SHARED) != 0;
+  label = g_strdup_printf (ngettext ("Page map of “%s”: %u page, %u shared",
+                                     "Page map of “%s”: %u pages, %u shared", n_pages),
+                           title, n_pages, n_shared);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_PROPERTY_LABEL, label, -1);
+  if (n_rows != self->layout.n_rows)
+    gtk_widget_queue_resize (GTK_WIDGET (self));
+  gtk_widget_queue_draw (GTK_WIDGET (self));
+}
+
+guint
+quire_page_map_get_pages_per_cell (QuirePageMap *self)
+{
+  g_return_val_if_fail (QUIRE_IS_PAGE_MAP (self), 1);
+  return self->layout.pages_per_cell;
+}
+
+/* ---- Pointer and keyboard ---- */
+
+static char *
+describe_cell (QuirePageMap *self, int index)
+{
+  const char *const tiers[] = { _ ("GPU"), _ ("host memory"), _ ("disk") };
+  QuireMapCell cell;
+  GString *text = g_string_new (NULL);
+
+  quire_map_cell_merge (&cell, &self->layout, self->pages, (guint)index);
+  g_string_append_printf (text, _ ("Tokens %u–%u"), cell.first_token,
+                          cell.first_token + MAX (cell.n_tokens, 1) - 1);
+  g_string_append_printf (text, " · %s", tiers[MIN (cell.tier, 2)]);
+  if (cell.shared)
+    {
+      g_string_append (text, " · ");
+      g_string_append_printf (text, ngettext ("shared by %u", "shared by %u", cell.n_refs),
+                              cell.n_refs);
+    }
+  return g_string_free (text, FALSE);
+}
+
+static gboolean
+quire_page_map_query_tooltip (GtkWidget *widget, int x, int y, gboolean keyboard,
+                              GtkTooltip *tooltip)
+{
+  QuirePageMap *self = QUIRE_PAGE_MAP (widget);
+  gboolean rtl = gtk_widget_get_direction (widget) == GTK_TEXT_DIR_RTL;
+  int cell = keyboard ? self->cursor : quire_map_layout_hit (&self->layout, x, y, self->width, rtl);
+  g_autofree char *text = NULL;
+
+  if (cell < 0)
+    return FALSE;
+  text = describe_cell (self, cell);
+  gtk_tooltip_set_text (tooltip, text);
+  return TRUE;
+}
+
+static gboolean
+move_cursor (QuirePageMap *self, int to)
+{
+  g_autofree char *text = NULL;
+
+  if (self->layout.n_cells == 0)
+    return FALSE;
+  self->cursor = CLAMP (to, 0, (int)self->layout.n_cells - 1);
+  text = describe_cell (self, self->cursor);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_PROPERTY_DESCRIPTION, text,
+                                  -1);
+  gtk_widget_queue_draw (GTK_WIDGET (self));
+  gtk_widget_trigger_tooltip_query (GTK_WIDGET (self));
+  return TRUE;
+}
+
+static gboolean
+key_pressed_cb (GtkEventControllerKey *controller, guint key, guint code, GdkModifierType state,
+                QuirePageMap *self)
+{
+  int forward = gtk_widget_get_direction (GTK_WIDGET (self)) == GTK_TEXT_DIR_RTL ? -1 : 1;
+
+  if ((state & (GDK_CONTROL_MASK | GDK_ALT_MASK)) != 0)
+    return FALSE;
+  switch (key)
+    {
+    case GDK_KEY_Left:
+      return move_cursor (self, self->cursor - forward);
+    case GDK_KEY_Right:
+      return move_cursor (self, self->cursor + forward);
+    case GDK_KEY_Up:
+      return self->cursor >= (int)self->layout.n_columns
+             && move_cursor (self, self->cursor - (int)self->layout.n_columns);
+    case GDK_KEY_Down:
+      return self->cursor + (int)self->layout.n_columns < (int)self->layout.n_cells
+             && move_cursor (self, self->cursor + (int)self->layout.n_columns);
+    case GDK_KEY_Home:
+      return move_cursor (self, 0);
+    case GDK_KEY_End:
+      return move_cursor (self, (int)self->layout.n_cells - 1);
+    default:
+      return FALSE;
+    }
+}
+
+static void
+redraw_all (QuirePageMap *self)
+{
+  g_ptr_array_set_size (self->rows, 0);
+  gtk_widget_queue_draw (GTK_WIDGET (self));
+}
+
+static void
+quire_page_map_css_changed (GtkWidget *widget, GtkCssStyleChange *change)
+{
+  GTK_WIDGET_CLASS (quire_page_map_parent_class)->css_changed (widget, change);
+  redraw_all (QUIRE_PAGE_MAP (widget));
+}
+
+static void
+quire_page_map_finalize (GObject *object)
+{
+  QuirePageMap *self = QUIRE_PAGE_MAP (object);
+
+  g_free (self->pages);
+  g_ptr_array_unref (self->rows);
+  G_OBJECT_CLASS (quire_page_map_parent_class)->finalize (object);
+}
+
+static void
+quire_page_map_class_init (QuirePageMapClass *klass)
+{
+  GtkWidgetClass *widget_class = GTK_WIDGET_CLASS (klass);
+
+  G_OBJECT_CLASS (klass)->finalize = quire_page_map_finalize;
+  widget_class->snapshot = quire_page_map_snapshot;
+  widget_class->measure = quire_page_map_measure;
+  widget_class->get_request_mode = quire_page_map_get_request_mode;
+  widget_class->size_allocate = quire_page_map_size_allocate;
+  widget_class->query_tooltip = quire_page_map_query_tooltip;
+  widget_class->css_changed = quire_page_map_css_changed;
+  gtk_widget_class_set_css_name (widget_class, "pagemap");
+  gtk_widget_class_set_accessible_role (widget_class, GTK_ACCESSIBLE_ROLE_IMG);
+}
+
+static void
+quire_page_map_init (QuirePageMap *self)
+{
+  GtkEventController *keys = gtk_event_controller_key_new ();
+  AdwStyleManager *style = adw_style_manager_get_default ();
+
+  self->rows = g_ptr_array_new_with_free_func (row_free);
+  self->cursor = -1;
+  quire_map_layout_compute (&self->layout, 0, 0);
+  gtk_widget_set_focusable (GTK_WIDGET (self), TRUE);
+  gtk_widget_set_has_tooltip (GTK_WIDGET (self), TRUE);
+  g_signal_connect (keys, "key-pressed", G_CALLBACK (key_pressed_cb), self);
+  gtk_widget_add_controller (GTK_WIDGET (self), keys);
+  g_signal_connect_object (style, "notify::dark", G_CALLBACK (redraw_all), self, G_CONNECT_SWAPPED);
+  g_signal_connect_object (style, "notify::high-contrast", G_CALLBACK (redraw_all), self,
+                           G_CONNECT_SWAPPED);
+}
+
+GtkWidget *
+quire_page_map_new (void)
+{
+  return g_object_new (QUIRE_TYPE_PAGE_MAP, NULL);
+}

@@ -1,0 +1,79 @@
+/* quire-settings.c: see quire-settings.h. Keys: data/io.github.quire_chat.Quire.gschema.xml.in. */
+#include "app/quire-settings.h"
+
+#include <string.h>
+
+#include "app/quire-paths.h"
+
+gboolean
+quire_settings_exist (void)
+{
+  GSettingsSchemaSource *source = g_settings_schema_source_get_default ();
+  g_autoptr (GSettingsSchema) schema = NULL;
+
+  if (source != NULL)
+    schema = g_settings_schema_source_lookup (source, QUIRE_SETTINGS_ID, TRUE);
+  return schema != NULL;
+}
+
+GSettings *
+quire_settings_get_default (void)
+{
+  static GSettings *settings;
+
+  if (settings == NULL)
+    settings = g_settings_new (QUIRE_SETTINGS_ID);
+  return settings;
+}
+
+void
+quire_settings_get_turn (const qe_model_info *model, QuireTurnSettings *out)
+{
+  GSettings *settings = quire_settings_get_default ();
+  g_autofree char *seed = g_settings_get_string (settings, "seed");
+
+  qe_sampling_params_init (&out->sampling, model);
+  if (g_settings_get_boolean (settings, "custom-sampling"))
+    {
+      out->sampling.temperature = g_settings_get_double (settings, "temperature");
+      out->sampling.top_p = g_settings_get_double (settings, "top-p");
+      out->sampling.top_k = g_settings_get_int (settings, "top-k");
+    }
+  if (seed[0] != '\0')
+    out->sampling.has_seed
+        = g_ascii_string_to_unsigned (seed, 10, 0, G_MAXUINT64, &out->sampling.seed, NULL);
+  out->max_tokens = g_settings_get_uint (settings, "max-tokens");
+  out->thinking = (qe_thinking)g_settings_get_enum (settings, "thinking");
+}
+
+void
+quire_settings_get_engine (const char *backend, qe_engine_options *out, char **keep)
+{
+  GSettings *settings = quire_settings_get_default ();
+  qe_engine_options options = { 0 };
+
+  *keep = backend != NULL ? g_strdup (backend) : g_settings_get_string (settings, "backend");
+  options.backend = (*keep)[0] != '\0' ? *keep : NULL;
+  options.n_threads = g_settings_get_uint (settings, "threads");
+  options.kv_bytes_max = (guint64)g_settings_get_uint (settings, "cache-mib") * 1024 * 1024;
+  *out = options;
+}
+
+char *
+quire_settings_dup_model_dir (void)
+{
+  g_autofree char *dir = g_settings_get_string (quire_settings_get_default (), "model-folder");
+
+  return dir[0] != '\0' ? g_steal_pointer (&dir) : quire_dup_default_model_dir ();
+}
+
+char *
+quire_model_dup_name (const qe_model_info *model)
+{
+  g_autofree char *data_dir = quire_dup_data_dir ();
+  g_autofree char *shipped = g_build_filename (data_dir, "demo-model", NULL);
+  g_autofree char *a = g_canonicalize_filename (shipped, NULL);
+  g_autofree char *b = g_canonicalize_filename (model->dir, NULL);
+
+  return g_strdup (strcmp (a, b) == 0 ? "Quire Demo" : model->name);
+}

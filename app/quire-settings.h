@@ -1,0 +1,23 @@
+/* quire-settings.h: GSettings of the application as the values that the engine wants. No GTK. Main thread only. */
+#pragma once
+#include "app/quire-conversation.h"
+
+G_BEGIN_DECLS
+
+#define QUIRE_SETTINGS_ID "io.github.quire_chat.Quire"
+
+/* Borrowed; one for the process. */
+GSettings *quire_settings_get_default (void);
+/* FALSE when the schema is not installed: then nothing else here may be called. */
+gboolean quire_settings_exist (void);
+/* Sampling: the model's own values, or the user's. */
+void quire_settings_get_turn (const qe_model_info *model, QuireTurnSettings *out);
+/* @backend: overrides the setting; may be NULL. Strings in @out are borrowed from *@keep, which the caller frees. */
+void quire_settings_get_engine (const char *backend, qe_engine_options *out, char **keep);
+/* The chosen folder, or the shipped model's. Returns: owned. */
+char *quire_settings_dup_model_dir (void);
+
+/* The name to show: of the shipped model its own, of others their folder's. Returns: owned. */
+char *quire_model_dup_name (const qe_model_info *model);
+
+G_END_DECLS

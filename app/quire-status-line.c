@@ -1,0 +1,202 @@
+/* quire-status-line.c: see quire-status-line.h. CSS: .quire-statusline > button.receipt, progressbar, button. */
+#include "app/quire-status-line.h"
+
+#include <glib/gi18n.h>
+
+#include "app/quire-figures.h"
+#include "app/quire-format.h"
+
+/* The bar comes only when reading takes this long: most prompts are read sooner. */
+#define BAR_AFTER_US (400 * 1000)
+
+struct _QuireStatusLine
+{
+  GtkBox parent_instance;
+
+  QuireMessage *message;
+  GtkWidget *receipt_button;
+  GtkWidget *figures;
+  GtkWidget *bar;
+  GtkWidget *copy_button;
+  GtkWidget *regenerate_button;
+  GtkWidget *buttons;
+  GtkRevealer *receipt; /* borrowed */
+  gboolean last, hovered;
+};
+
+G_DEFINE_FINAL_TYPE (QuireStatusLine, quire_status_line, GTK_TYPE_BOX)
+
+static guint copy_signal;
+
+static void
+update_buttons (QuireStatusLine *self)
+{
+  gboolean running = quire_message_is_running (self->message);
+  gboolean focused
+      = (gtk_widget_get_state_flags (self->buttons) & GTK_STATE_FLAG_FOCUS_WITHIN) != 0;
+
+  gtk_widget_set_sensitive (self->buttons, !running);
+  gtk_widget_set_opacity (self->buttons,
+                          !running && (self->last || self->hovered || focused) ? 1 : 0);
+  gtk_widget_set_visible (self->regenerate_button, self->last);
+}
+
+static void
+update (QuireStatusLine *self)
+{
+  QuireReplyState state = quire_message_get_state (self->message);
+  const QuireReply *reply = quire_message_get_reply (self->message);
+  gboolean running = quire_message_is_running (self->message);
+  gboolean reading = state == QUIRE_REPLY_READING && reply->reading_us != 0
+                     && g_get_monotonic_time () - reply->reading_us >= BAR_AFTER_US;
+  g_auto (GStrv) figures = NULL;
+
+  if (running)
+    {
+      figures = g_new0 (char *, 2);
+      figures[0] = quire_format_progress (self->message);
+    }
+  else
+    figures = quire_format_receipt_figures (self->message);
+
+  quire_figures_set (QUIRE_FIGURES (self->figures), (const char *const *)figures);
+  gtk_widget_set_sensitive (self->receipt_button, !running && figures[0] != NULL);
+  gtk_widget_set_visible (self->bar, reading);
+  if (reading && reply->n_prompt > 0)
+    gtk_progress_bar_set_fraction (GTK_PROGRESS_BAR (self->bar),
+                                   (double)reply->n_prompt_done / reply->n_prompt);
+  update_buttons (self);
+}
+
+static void
+receipt_clicked_cb (QuireStatusLine *self)
+{
+  gboolean open;
+
+  if (self->receipt == NULL)
+    return;
+  open = !gtk_revealer_get_reveal_child (self->receipt);
+  gtk_revealer_set_reveal_child (self->receipt, open);
+  gtk_accessible_update_state (GTK_ACCESSIBLE (self->receipt_button), GTK_ACCESSIBLE_STATE_EXPANDED,
+                               open, -1);
+}
+
+static void
+copy_clicked_cb (QuireStatusLine *self)
+{
+  g_signal_emit (self, copy_signal, 0);
+}
+
+static void
+enter_cb (QuireStatusLine *self)
+{
+  self->hovered = TRUE;
+  update_buttons (self);
+}
+
+static void
+leave_cb (QuireStatusLine *self)
+{
+  self->hovered = FALSE;
+  update_buttons (self);
+}
+
+void
+quire_status_line_set_last (QuireStatusLine *self, gboolean last)
+{
+  self->last = last;
+  update_buttons (self);
+}
+
+void
+quire_status_line_set_receipt (QuireStatusLine *self, GtkRevealer *receipt)
+{
+  self->receipt = receipt;
+}
+
+static GtkWidget *
+icon_button_new (const char *icon, const char *tooltip)
+{
+  GtkWidget *button = gtk_button_new_from_icon_name (icon);
+
+  gtk_widget_add_css_class (button, "flat");
+  gtk_widget_set_tooltip_text (button, tooltip);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (button), GTK_ACCESSIBLE_PROPERTY_LABEL, tooltip,
+                                  -1);
+  return button;
+}
+
+static void
+quire_status_line_dispose (GObject *object)
+{
+  g_clear_object (&QUIRE_STATUS_LINE (object)->message);
+  G_OBJECT_CLASS (quire_status_line_parent_class)->dispose (object);
+}
+
+static void
+quire_status_line_class_init (QuireStatusLineClass *klass)
+{
+  G_OBJECT_CLASS (klass)->dispose = quire_status_line_dispose;
+  copy_signal = g_signal_new ("copy-clicked", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0, NULL,
+                              NULL, NULL, G_TYPE_NONE, 0);
+}
+
+static void
+quire_status_line_init (QuireStatusLine *self)
+{
+  GtkEventController *motion = gtk_event_controller_motion_new ();
+  GtkEventController *focus = gtk_event_controller_focus_new ();
+  GtkWidget *spacer = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 0);
+
+  gtk_widget_add_css_class (GTK_WIDGET (self), "quire-statusline");
+  gtk_box_set_spacing (GTK_BOX (self), 6);
+
+  self->figures = quire_figures_new ();
+  gtk_widget_add_css_class (self->figures, "dim-label");
+  gtk_widget_add_css_class (self->figures, "caption");
+  gtk_widget_add_css_class (self->figures, "numeric");
+  self->receipt_button = gtk_button_new ();
+  gtk_button_set_child (GTK_BUTTON (self->receipt_button), self->figures);
+  gtk_widget_add_css_class (self->receipt_button, "flat");
+  gtk_widget_add_css_class (self->receipt_button, "receipt");
+  gtk_widget_set_tooltip_text (self->receipt_button, _ ("What this reply took"));
+  g_signal_connect_swapped (self->receipt_button, "clicked", G_CALLBACK (receipt_clicked_cb), self);
+  gtk_box_append (GTK_BOX (self), self->receipt_button);
+
+  self->bar = gtk_progress_bar_new ();
+  gtk_widget_set_valign (self->bar, GTK_ALIGN_CENTER);
+  gtk_widget_set_visible (self->bar, FALSE);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self->bar), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Tokens read"), -1);
+  gtk_box_append (GTK_BOX (self), self->bar);
+
+  gtk_widget_set_hexpand (spacer, TRUE);
+  gtk_box_append (GTK_BOX (self), spacer);
+
+  self->buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 0);
+  self->copy_button = icon_button_new ("edit-copy-symbolic", _ ("Copy Reply"));
+  g_signal_connect_swapped (self->copy_button, "clicked", G_CALLBACK (copy_clicked_cb), self);
+  gtk_box_append (GTK_BOX (self->buttons), self->copy_button);
+  self->regenerate_button = icon_button_new ("view-refresh-symbolic", _ ("Regenerate Reply"));
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (self->regenerate_button), "chat.regenerate");
+  gtk_box_append (GTK_BOX (self->buttons), self->regenerate_button);
+  gtk_box_append (GTK_BOX (self), self->buttons);
+
+  g_signal_connect_swapped (motion, "enter", G_CALLBACK (enter_cb), self);
+  g_signal_connect_swapped (motion, "leave", G_CALLBACK (leave_cb), self);
+  gtk_widget_add_controller (GTK_WIDGET (self), motion);
+  g_signal_connect_swapped (focus, "enter", G_CALLBACK (update_buttons), self);
+  g_signal_connect_swapped (focus, "leave", G_CALLBACK (update_buttons), self);
+  gtk_widget_add_controller (self->buttons, focus);
+}
+
+GtkWidget *
+quire_status_line_new (QuireMessage *message)
+{
+  QuireStatusLine *self = g_object_new (QUIRE_TYPE_STATUS_LINE, NULL);
+
+  self->message = g_object_ref (message);
+  g_signal_connect_object (message, "changed", G_CALLBACK (update), self, G_CONNECT_SWAPPED);
+  update (self);
+  return GTK_WIDGET (self);
+}

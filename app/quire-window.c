@@ -1,0 +1,747 @@
+/* quire-window.c: see quire-window.h.
+ *
+ * Invariants
+ * 1. apply_layout() alone sets the fold policies and which of the two flaps may be open, from the width; it runs in an
+ *    idle after the surface's layout, and when a flap opens or closes.
+ * 2. "Open" of the settings is the user's wish for a docked sidebar or panel; overlays start closed.
+ * 3. A closed tab's conversation is parked (its pages are freed at once), so that closing can be undone. */
+#include "app/quire-window.h"
+
+#include <glib/gi18n.h>
+
+#include "app/quire-cache-panel.h"
+#include "app/quire-engine-bar.h"
+#include "app/quire-format.h"
+#include "app/quire-layout.h"
+#include "app/quire-settings.h"
+#include "app/quire-why-gpu.h"
+
+#define PARKED_MAX 10
+
+struct _QuireWindow
+{
+  AdwApplicationWindow parent_instance;
+
+  QuireEngineClient *client;
+  GSettings *settings;
+  AdwFlap *sidebar_flap, *panel_flap;
+  AdwTabView *tab_view;
+  AdwWindowTitle *title;
+  GtkListBox *chat_list;
+  QuireCachePanel *panel;
+  QuireEngineBar *engine_bar;
+  GtkWidget *panel_button;
+  GMenuModel *primary_menu, *chat_menu;
+
+  GQueue parked; /* (element-type QuireConversation) newest first */
+  guint layout_id;
+  int width;
+  gboolean sidebar_docked, panel_docked;
+  gboolean applying;
+  gboolean menu_extended; /* the chat menu holds the primary menu, as the sidebar is not there */
+  gulong layout_handler;
+};
+
+G_DEFINE_FINAL_TYPE (QuireWindow, quire_window, ADW_TYPE_APPLICATION_WINDOW)
+
+/* ---- Layout ---- */
+
+static double
+text_scale (QuireWindow *self)
+{
+  int dpi = -1;
+
+  g_object_get (gtk_widget_get_settings (GTK_WIDGET (self)), "gtk-xft-dpi", &dpi, NULL);
+  return dpi > 0 ? dpi / (96.0 * 1024) : 1;
+}
+
+static void
+set_flap (AdwFlap *flap, gboolean docked, gboolean open)
+{
+  AdwFlapFoldPolicy policy = docked ? ADW_FLAP_FOLD_POLICY_NEVER : ADW_FLAP_FOLD_POLICY_ALWAYS;
+
+  if (adw_flap_get_fold_policy (flap) != policy)
+    adw_flap_set_fold_policy (flap, policy);
+  adw_flap_set_modal (flap, !docked);
+  if (adw_flap_get_reveal_flap (flap) != open)
+    adw_flap_set_reveal_flap (flap, open);
+}
+
+/* Without the sidebar its menu would be out of reach. */
+static void
+extend_menu (QuireWindow *self, gboolean extended)
+{
+  GMenu *menu = G_MENU (self->chat_menu);
+
+  if (self->menu_extended == extended)
+    return;
+  self->menu_extended = extended;
+  if (extended)
+    g_menu_append_section (menu, NULL, self->primary_menu);
+  else
+    g_menu_remove (menu, g_menu_model_get_n_items (self->chat_menu) - 1);
+}
+
+static void
+apply_layout (QuireWindow *self)
+{
+  double scale = text_scale (self);
+  gboolean want_panel = g_settings_get_boolean (self->settings, "panel-open");
+  gboolean want_sidebar = g_settings_get_boolean (self->settings, "sidebar-open");
+  gboolean panel_shown = adw_flap_get_reveal_flap (self->panel_flap);
+  gboolean sidebar_shown = adw_flap_get_reveal_flap (self->sidebar_flap);
+  QuireLayout layout = quire_layout_for_width (self->width, scale, want_panel);
+
+  self->applying = TRUE;
+  /* Docked follows the wish; a flap that has just become an overlay starts closed, one that is stays as it is. */
+  set_flap (self->panel_flap, layout.panel_docked,
+            layout.panel_docked ? want_panel : panel_shown && !self->panel_docked);
+  set_flap (self->sidebar_flap, layout.sidebar_docked,
+            layout.sidebar_docked ? want_sidebar : sidebar_shown && !self->sidebar_docked);
+  self->panel_docked = layout.panel_docked;
+  self->sidebar_docked = layout.sidebar_docked;
+  gtk_widget_set_visible (self->panel_button, !quire_layout_is_narrow (self->width, scale));
+  extend_menu (self, !adw_flap_get_reveal_flap (self->sidebar_flap) || !layout.sidebar_docked);
+  self->applying = FALSE;
+}
+
+static gboolean
+layout_idle_cb (gpointer user_data)
+{
+  QuireWindow *self = user_data;
+
+  self->layout_id = 0;
+  apply_layout (self);
+  return G_SOURCE_REMOVE;
+}
+
+static void
+surface_layout_cb (QuireWindow *self, int width, int height)
+{
+  if (width == self->width)
+    return;
+  self->width = width;
+  if (self->layout_id == 0)
+    self->layout_id = g_idle_add_full (G_PRIORITY_HIGH_IDLE, layout_idle_cb, self, NULL);
+}
+
+static void
+update_panel (QuireWindow *self)
+{
+  const qe_snapshot *snapshot = quire_engine_client_get_snapshot (self->client);
+
+  if (snapshot != NULL && adw_flap_get_reveal_flap (self->panel_flap))
+    quire_cache_panel_set_snapshot (self->panel, snapshot);
+}
+
+static void
+reveal_cb (QuireWindow *self, GParamSpec *pspec, AdwFlap *flap)
+{
+  gboolean open = adw_flap_get_reveal_flap (flap);
+  gboolean is_panel = flap == self->panel_flap;
+  GAction *action = g_action_map_lookup_action (G_ACTION_MAP (self),
+                                                is_panel ? "toggle-panel" : "toggle-sidebar");
+
+  g_simple_action_set_state (G_SIMPLE_ACTION (action), g_variant_new_boolean (open));
+  if (is_panel)
+    update_panel (self);
+  if (self->applying)
+    return;
+
+  if (is_panel ? self->panel_docked : self->sidebar_docked)
+    g_settings_set_boolean (self->settings, is_panel ? "panel-open" : "sidebar-open", open);
+  /* Never two overlays. */
+  else if (open && is_panel && !self->sidebar_docked)
+    adw_flap_set_reveal_flap (self->sidebar_flap, FALSE);
+  else if (open && !is_panel && !self->panel_docked)
+    adw_flap_set_reveal_flap (self->panel_flap, FALSE);
+  apply_layout (self);
+}
+
+/* ---- Tabs ---- */
+
+QuireChatView *
+quire_window_get_chat (QuireWindow *self)
+{
+  AdwTabPage *page = adw_tab_view_get_selected_page (self->tab_view);
+
+  return page != NULL ? QUIRE_CHAT_VIEW (adw_tab_page_get_child (page)) : NULL;
+}
+
+AdwTabView *
+quire_window_get_tab_view (QuireWindow *self)
+{
+  return self->tab_view;
+}
+
+static const char *
+title_of (QuireConversation *conversation)
+{
+  const char *title = quire_conversation_get_title (conversation);
+
+  return title != NULL && title[0] != '\0' ? title : _ ("New Chat");
+}
+
+/* The model's name, where it runs, and the speed while something is written. */
+static void
+update_title (QuireWindow *self)
+{
+  const qe_engine_status *status = quire_engine_client_get_status (self->client);
+  const qe_snapshot *snapshot = quire_engine_client_get_snapshot (self->client);
+  QuireChatView *chat = quire_window_get_chat (self);
+  GString *subtitle = g_string_new (NULL);
+
+  if (status->model != NULL)
+    {
+      g_autofree char *name = quire_model_dup_name (status->model);
+
+      g_string_append (subtitle, name);
+      if (status->backend != NULL)
+        g_string_append_printf (subtitle, " · %s",
+                                g_strcmp0 (status->backend, "cpu") == 0 ? _ ("CPU") : _ ("GPU"));
+      if (snapshot != NULL && snapshot->decode_tokens_per_s > 0)
+        {
+          g_autofree char *speed = quire_format_speed (snapshot->decode_tokens_per_s);
+
+          g_string_append_printf (subtitle, " · %s", speed);
+        }
+    }
+  adw_window_title_set_subtitle (self->title, subtitle->str);
+  if (chat != NULL)
+    {
+      const char *title = title_of (quire_chat_view_get_conversation (chat));
+
+      adw_window_title_set_title (self->title, title);
+      gtk_window_set_title (GTK_WINDOW (self), title);
+    }
+  g_string_free (subtitle, TRUE);
+}
+
+static void
+conversation_notify_cb (QuireWindow *self, GParamSpec *pspec, QuireConversation *conversation)
+{
+  for (int i = 0; i < adw_tab_view_get_n_pages (self->tab_view); i++)
+    {
+      AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
+      QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
+      gboolean running = quire_conversation_is_running (conversation);
+
+      if (quire_chat_view_get_conversation (chat) != conversation)
+        continue;
+      adw_tab_page_set_title (page, title_of (conversation));
+      if (adw_tab_page_get_loading (page) && !running && !adw_tab_page_get_selected (page))
+        adw_tab_page_set_needs_attention (page, TRUE);
+      adw_tab_page_set_loading (page, running);
+    }
+  update_title (self);
+}
+
+static AdwTabPage *
+add_chat (QuireWindow *self, QuireConversation *conversation)
+{
+  GtkWidget *chat = quire_chat_view_new (conversation);
+  AdwTabPage *page = adw_tab_view_append (self->tab_view, chat);
+
+  adw_tab_page_set_title (page, title_of (conversation));
+  adw_tab_view_set_selected_page (self->tab_view, page);
+  gtk_widget_grab_focus (chat);
+  return page;
+}
+
+QuireChatView *
+quire_window_new_chat (QuireWindow *self)
+{
+  g_autoptr (QuireConversation) conversation = quire_conversation_new (self->client);
+  AdwTabPage *page = add_chat (self, conversation);
+
+  return QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
+}
+
+static void
+page_attached_cb (QuireWindow *self, AdwTabPage *page)
+{
+  QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
+  QuireConversation *conversation = quire_chat_view_get_conversation (chat);
+
+  g_signal_connect_object (conversation, "notify", G_CALLBACK (conversation_notify_cb), self,
+                           G_CONNECT_SWAPPED);
+}
+
+static void
+page_detached_cb (QuireWindow *self, AdwTabPage *page)
+{
+  QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
+
+  g_signal_handlers_disconnect_by_func (quire_chat_view_get_conversation (chat),
+                                        conversation_notify_cb, self);
+}
+
+static void
+selected_page_cb (QuireWindow *self)
+{
+  QuireChatView *chat = quire_window_get_chat (self);
+  QuireConversation *conversation;
+
+  gtk_widget_insert_action_group (GTK_WIDGET (self), "chat",
+                                  chat != NULL ? quire_chat_view_get_actions (chat) : NULL);
+  if (chat == NULL)
+    return;
+  conversation = quire_chat_view_get_conversation (chat);
+  adw_tab_page_set_needs_attention (adw_tab_view_get_selected_page (self->tab_view), FALSE);
+  quire_cache_panel_set_active_session (self->panel, quire_conversation_get_session (conversation));
+  gtk_widget_grab_focus (GTK_WIDGET (chat));
+  for (int i = 0;; i++)
+    {
+      GtkListBoxRow *row = gtk_list_box_get_row_at_index (self->chat_list, i);
+
+      if (row == NULL)
+        break;
+      if (i
+          == adw_tab_view_get_page_position (self->tab_view,
+                                             adw_tab_view_get_selected_page (self->tab_view)))
+        gtk_list_box_select_row (self->chat_list, row);
+    }
+  update_title (self);
+}
+
+static void
+set_reopen_enabled (QuireWindow *self)
+{
+  GAction *action = g_action_map_lookup_action (G_ACTION_MAP (self), "reopen-tab");
+
+  g_simple_action_set_enabled (G_SIMPLE_ACTION (action), !g_queue_is_empty (&self->parked));
+}
+
+static gboolean
+close_page_cb (QuireWindow *self, AdwTabPage *page)
+{
+  QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
+  g_autoptr (QuireConversation) conversation
+      = g_object_ref (quire_chat_view_get_conversation (chat));
+  g_autofree char *text = g_strdup_printf (_ ("“%s” closed"), title_of (conversation));
+  gboolean empty = g_list_model_get_n_items (G_LIST_MODEL (conversation)) == 0;
+
+  quire_conversation_close (conversation);
+  adw_tab_view_close_page_finish (self->tab_view, page, TRUE);
+  if (adw_tab_view_get_n_pages (self->tab_view) == 0)
+    {
+      if (empty)
+        {
+          gtk_window_close (GTK_WINDOW (self));
+          return GDK_EVENT_STOP;
+        }
+      quire_window_new_chat (self);
+    }
+  if (!empty)
+    {
+      AdwToast *toast;
+      g_autofree char *escaped = g_markup_escape_text (text, -1);
+
+      g_queue_push_head (&self->parked, g_steal_pointer (&conversation));
+      while (g_queue_get_length (&self->parked) > PARKED_MAX)
+        g_object_unref (g_queue_pop_tail (&self->parked));
+      toast = adw_toast_new (escaped);
+      adw_toast_set_button_label (toast, _ ("Reopen"));
+      adw_toast_set_action_name (toast, "win.reopen-tab");
+      adw_toast_set_timeout (toast, 10);
+      quire_chat_view_add_toast (quire_window_get_chat (self), toast);
+      set_reopen_enabled (self);
+    }
+  return GDK_EVENT_STOP;
+}
+
+static AdwTabView *
+create_window_cb (QuireWindow *self)
+{
+  QuireApplication *application
+      = QUIRE_APPLICATION (gtk_window_get_application (GTK_WINDOW (self)));
+  QuireWindow *other = quire_window_new (application);
+
+  gtk_window_present (GTK_WINDOW (other));
+  return other->tab_view;
+}
+
+/* A tab was dragged into another window and this one is empty. */
+static void
+n_pages_cb (QuireWindow *self)
+{
+  if (adw_tab_view_get_n_pages (self->tab_view) == 0
+      && adw_tab_view_get_is_transferring_page (self->tab_view))
+    gtk_window_destroy (GTK_WINDOW (self));
+}
+
+/* ---- The list of chats ---- */
+
+static GtkWidget *
+chat_row_new (gpointer item, gpointer user_data)
+{
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *label = gtk_label_new (NULL);
+  GtkWidget *spinner = gtk_spinner_new ();
+  GtkWidget *dot = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 0);
+
+  gtk_label_set_ellipsize (GTK_LABEL (label), PANGO_ELLIPSIZE_END);
+  gtk_label_set_xalign (GTK_LABEL (label), 0);
+  gtk_widget_set_hexpand (label, TRUE);
+  gtk_widget_add_css_class (dot, "quire-dot");
+  gtk_widget_set_valign (dot, GTK_ALIGN_CENTER);
+  gtk_widget_set_tooltip_text (dot, _ ("A new reply"));
+  g_object_bind_property (item, "title", label, "label", G_BINDING_SYNC_CREATE);
+  g_object_bind_property (item, "title", label, "tooltip-text", G_BINDING_SYNC_CREATE);
+  g_object_bind_property (item, "loading", spinner, "spinning", G_BINDING_SYNC_CREATE);
+  g_object_bind_property (item, "loading", spinner, "visible", G_BINDING_SYNC_CREATE);
+  g_object_bind_property (item, "needs-attention", dot, "visible", G_BINDING_SYNC_CREATE);
+  gtk_box_append (GTK_BOX (box), label);
+  gtk_box_append (GTK_BOX (box), spinner);
+  gtk_box_append (GTK_BOX (box), dot);
+  return box;
+}
+
+static void
+row_activated_cb (QuireWindow *self, GtkListBoxRow *row)
+{
+  adw_tab_view_set_selected_page (
+      self->tab_view, adw_tab_view_get_nth_page (self->tab_view, gtk_list_box_row_get_index (row)));
+  if (!self->sidebar_docked)
+    adw_flap_set_reveal_flap (self->sidebar_flap, FALSE);
+}
+
+/* ---- Cache panel ---- */
+
+static AdwTabPage *
+find_page (QuireWindow *self, qe_session_id session)
+{
+  for (int i = 0; i < adw_tab_view_get_n_pages (self->tab_view); i++)
+    {
+      AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
+      QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
+
+      if (quire_conversation_get_session (quire_chat_view_get_conversation (chat)) == session)
+        return page;
+    }
+  return NULL;
+}
+
+static const char *
+session_title (qe_session_id session, gpointer user_data)
+{
+  AdwTabPage *page = find_page (user_data, session);
+
+  return page != NULL ? adw_tab_page_get_title (page) : NULL;
+}
+
+static void
+session_activated_cb (QuireWindow *self, guint64 session)
+{
+  AdwTabPage *page = find_page (self, session);
+
+  if (page != NULL)
+    adw_tab_view_set_selected_page (self->tab_view, page);
+}
+
+static void
+panel_close_cb (QuireWindow *self)
+{
+  adw_flap_set_reveal_flap (self->panel_flap, FALSE);
+}
+
+static void
+snapshot_changed_cb (QuireWindow *self)
+{
+  QuireChatView *chat = quire_window_get_chat (self);
+
+  if (chat != NULL)
+    quire_cache_panel_set_active_session (
+        self->panel, quire_conversation_get_session (quire_chat_view_get_conversation (chat)));
+  update_panel (self);
+  update_title (self);
+}
+
+/* ---- Actions ---- */
+
+static void
+new_tab_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+
+  quire_window_new_chat (self);
+  if (!self->sidebar_docked)
+    adw_flap_set_reveal_flap (self->sidebar_flap, FALSE);
+}
+
+static void
+close_tab_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+  AdwTabPage *page = adw_tab_view_get_selected_page (self->tab_view);
+
+  if (page != NULL)
+    adw_tab_view_close_page (self->tab_view, page);
+}
+
+static void
+reopen_tab_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+  g_autoptr (QuireConversation) conversation = g_queue_pop_head (&self->parked);
+
+  if (conversation != NULL)
+    add_chat (self, conversation);
+  set_reopen_enabled (self);
+}
+
+static void
+toggle_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+  gboolean is_panel = g_str_equal (g_action_get_name (G_ACTION (action)), "toggle-panel");
+  AdwFlap *flap = is_panel ? self->panel_flap : self->sidebar_flap;
+
+  adw_flap_set_reveal_flap (flap, !adw_flap_get_reveal_flap (flap));
+}
+
+/* Escape stops the reply wherever the focus is, once the focused widget has left the key alone: it may be an input
+ * method's, or close a popover. */
+static gboolean
+key_pressed_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
+                GdkModifierType state, gpointer user_data)
+{
+  QuireChatView *chat = quire_window_get_chat (user_data);
+
+  if (keyval != GDK_KEY_Escape || chat == NULL
+      || !quire_conversation_is_running (quire_chat_view_get_conversation (chat)))
+    return GDK_EVENT_PROPAGATE;
+  quire_conversation_stop (quire_chat_view_get_conversation (chat));
+  return GDK_EVENT_STOP;
+}
+
+static void
+focus_composer_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *chat = quire_window_get_chat (user_data);
+
+  if (chat != NULL)
+    gtk_widget_grab_focus (GTK_WIDGET (chat));
+}
+
+static void
+folder_response_cb (QuireWindow *self, int response, GtkFileChooserNative *chooser)
+{
+  if (response == GTK_RESPONSE_ACCEPT)
+    {
+      g_autoptr (GFile) file = gtk_file_chooser_get_file (GTK_FILE_CHOOSER (chooser));
+      g_autofree char *path = file != NULL ? g_file_get_path (file) : NULL;
+
+      if (path != NULL)
+        quire_application_choose_model (
+            QUIRE_APPLICATION (gtk_window_get_application (GTK_WINDOW (self))), path,
+            GTK_WINDOW (self));
+    }
+  g_object_unref (chooser);
+}
+
+static void
+choose_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+  GtkFileChooserNative *chooser
+      = gtk_file_chooser_native_new (_ ("Choose a Model Folder"), GTK_WINDOW (self),
+                                     GTK_FILE_CHOOSER_ACTION_SELECT_FOLDER, _ ("_Choose"), NULL);
+
+  g_signal_connect_object (chooser, "response", G_CALLBACK (folder_response_cb), self,
+                           G_CONNECT_SWAPPED);
+  gtk_native_dialog_show (GTK_NATIVE_DIALOG (chooser));
+}
+
+static void
+why_gpu_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_why_gpu_present (user_data);
+}
+
+static void
+engine_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+  const char *name = g_action_get_name (G_ACTION (action));
+
+  if (g_str_equal (name, "cancel-load"))
+    quire_engine_client_unload (self->client);
+  else if (g_str_equal (name, "recover"))
+    quire_engine_client_recover (self->client);
+  else
+    {
+      g_autofree char *dir = quire_settings_dup_model_dir ();
+      const char *present = quire_engine_client_get_model_dir (self->client);
+
+      quire_engine_client_load (self->client, present != NULL ? present : dir);
+    }
+}
+
+void
+quire_window_show_model_error (QuireWindow *self, const char *text)
+{
+  quire_engine_bar_set_error (self->engine_bar, text);
+}
+
+/* ---- Object ---- */
+
+static gboolean
+quire_window_close_request (GtkWindow *window)
+{
+  QuireWindow *self = QUIRE_WINDOW (window);
+  int width, height;
+
+  gtk_window_get_default_size (window, &width, &height);
+  g_settings_set_int (self->settings, "window-width", width);
+  g_settings_set_int (self->settings, "window-height", height);
+  g_settings_set_boolean (self->settings, "window-maximized", gtk_window_is_maximized (window));
+  for (int i = 0; i < adw_tab_view_get_n_pages (self->tab_view); i++)
+    {
+      AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
+
+      quire_conversation_close (
+          quire_chat_view_get_conversation (QUIRE_CHAT_VIEW (adw_tab_page_get_child (page))));
+    }
+  return GTK_WINDOW_CLASS (quire_window_parent_class)->close_request (window);
+}
+
+static void
+quire_window_realize (GtkWidget *widget)
+{
+  QuireWindow *self = QUIRE_WINDOW (widget);
+
+  GTK_WIDGET_CLASS (quire_window_parent_class)->realize (widget);
+  self->layout_handler = g_signal_connect_swapped (gtk_native_get_surface (GTK_NATIVE (self)),
+                                                   "layout", G_CALLBACK (surface_layout_cb), self);
+}
+
+static void
+quire_window_unrealize (GtkWidget *widget)
+{
+  QuireWindow *self = QUIRE_WINDOW (widget);
+
+  g_clear_signal_handler (&self->layout_handler, gtk_native_get_surface (GTK_NATIVE (self)));
+  GTK_WIDGET_CLASS (quire_window_parent_class)->unrealize (widget);
+}
+
+static void
+quire_window_dispose (GObject *object)
+{
+  QuireWindow *self = QUIRE_WINDOW (object);
+
+  g_clear_handle_id (&self->layout_id, g_source_remove);
+  if (self->panel != NULL)
+    quire_cache_panel_set_title_func (self->panel, NULL, NULL);
+  g_queue_clear_full (&self->parked, g_object_unref);
+  g_clear_object (&self->client);
+  G_OBJECT_CLASS (quire_window_parent_class)->dispose (object);
+}
+
+static void
+quire_window_class_init (QuireWindowClass *klass)
+{
+  GtkWidgetClass *widget_class = GTK_WIDGET_CLASS (klass);
+
+  G_OBJECT_CLASS (klass)->dispose = quire_window_dispose;
+  widget_class->realize = quire_window_realize;
+  widget_class->unrealize = quire_window_unrealize;
+  GTK_WINDOW_CLASS (klass)->close_request = quire_window_close_request;
+  g_type_ensure (QUIRE_TYPE_CACHE_PANEL);
+  g_type_ensure (QUIRE_TYPE_ENGINE_BAR);
+  gtk_widget_class_set_template_from_resource (widget_class,
+                                               "/io/github/quire_chat/Quire/quire-window.ui");
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, sidebar_flap);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, panel_flap);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, tab_view);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, title);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, chat_list);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, panel);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, engine_bar);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, panel_button);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, primary_menu);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, chat_menu);
+}
+
+static void
+quire_window_init (QuireWindow *self)
+{
+  const GActionEntry entries[] = {
+    { "new-tab", new_tab_action, NULL, NULL, NULL, { 0 } },
+    { "close-tab", close_tab_action, NULL, NULL, NULL, { 0 } },
+    { "reopen-tab", reopen_tab_action, NULL, NULL, NULL, { 0 } },
+    { "toggle-sidebar", toggle_action, NULL, "true", NULL, { 0 } },
+    { "toggle-panel", toggle_action, NULL, "true", NULL, { 0 } },
+    { "focus-composer", focus_composer_action, NULL, NULL, NULL, { 0 } },
+    { "choose-model", choose_model_action, NULL, NULL, NULL, { 0 } },
+    { "why-gpu", why_gpu_action, NULL, NULL, NULL, { 0 } },
+    { "cancel-load", engine_action, NULL, NULL, NULL, { 0 } },
+    { "recover", engine_action, NULL, NULL, NULL, { 0 } },
+    { "reload", engine_action, NULL, NULL, NULL, { 0 } },
+  };
+
+  GtkEventController *keys = gtk_event_controller_key_new ();
+
+  g_queue_init (&self->parked);
+  g_signal_connect (keys, "key-pressed", G_CALLBACK (key_pressed_cb), self);
+  gtk_widget_add_controller (GTK_WIDGET (self), keys);
+  g_action_map_add_action_entries (G_ACTION_MAP (self), entries, G_N_ELEMENTS (entries), self);
+  gtk_widget_init_template (GTK_WIDGET (self));
+  set_reopen_enabled (self);
+  self->settings = quire_settings_get_default ();
+  self->sidebar_docked = self->panel_docked = TRUE;
+  /* The composer's Home and End are for its text. */
+  adw_tab_view_remove_shortcuts (self->tab_view, ADW_TAB_VIEW_SHORTCUT_CONTROL_HOME
+                                                     | ADW_TAB_VIEW_SHORTCUT_CONTROL_END
+                                                     | ADW_TAB_VIEW_SHORTCUT_CONTROL_SHIFT_HOME
+                                                     | ADW_TAB_VIEW_SHORTCUT_CONTROL_SHIFT_END);
+}
+
+static void
+connect_signals (QuireWindow *self)
+{
+  g_signal_connect_swapped (self->sidebar_flap, "notify::reveal-flap", G_CALLBACK (reveal_cb),
+                            self);
+  g_signal_connect_swapped (self->panel_flap, "notify::reveal-flap", G_CALLBACK (reveal_cb), self);
+  g_signal_connect_swapped (self->tab_view, "page-attached", G_CALLBACK (page_attached_cb), self);
+  g_signal_connect_swapped (self->tab_view, "page-detached", G_CALLBACK (page_detached_cb), self);
+  g_signal_connect_swapped (self->tab_view, "notify::selected-page", G_CALLBACK (selected_page_cb),
+                            self);
+  g_signal_connect_swapped (self->tab_view, "close-page", G_CALLBACK (close_page_cb), self);
+  g_signal_connect_swapped (self->tab_view, "create-window", G_CALLBACK (create_window_cb), self);
+  g_signal_connect_swapped (self->tab_view, "notify::n-pages", G_CALLBACK (n_pages_cb), self);
+  g_signal_connect_swapped (self->chat_list, "row-activated", G_CALLBACK (row_activated_cb), self);
+  g_signal_connect_swapped (self->panel, "session-activated", G_CALLBACK (session_activated_cb),
+                            self);
+  g_signal_connect_swapped (self->panel, "close-clicked", G_CALLBACK (panel_close_cb), self);
+  g_signal_connect_swapped (self->panel, "why-gpu-clicked", G_CALLBACK (quire_why_gpu_present),
+                            self);
+  g_signal_connect_object (self->client, "status-changed", G_CALLBACK (update_title), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->client, "snapshot-changed", G_CALLBACK (snapshot_changed_cb), self,
+                           G_CONNECT_SWAPPED);
+}
+
+QuireWindow *
+quire_window_new (QuireApplication *application)
+{
+  QuireWindow *self = g_object_new (QUIRE_TYPE_WINDOW, "application", application, NULL);
+  g_autoptr (GtkSelectionModel) pages = adw_tab_view_get_pages (self->tab_view);
+  int height;
+
+  self->client = g_object_ref (quire_application_get_client (application));
+  gtk_window_set_default_size (GTK_WINDOW (self),
+                               g_settings_get_int (self->settings, "window-width"),
+                               g_settings_get_int (self->settings, "window-height"));
+  if (g_settings_get_boolean (self->settings, "window-maximized"))
+    gtk_window_maximize (GTK_WINDOW (self));
+
+  connect_signals (self);
+  gtk_list_box_bind_model (self->chat_list, G_LIST_MODEL (pages), chat_row_new, self, NULL);
+  quire_cache_panel_set_title_func (self->panel, session_title, self);
+  quire_engine_bar_set_client (self->engine_bar, self->client);
+  gtk_window_get_default_size (GTK_WINDOW (self), &self->width, &height);
+  apply_layout (self);
+  update_title (self);
+  return self;
+}

@@ -1,0 +1,20 @@
+/* quire-window.h: the window: list of chats, tabs, cache panel. */
+#pragma once
+#include <adwaita.h>
+#include "app/quire-application.h"
+#include "app/quire-chat-view.h"
+
+G_BEGIN_DECLS
+
+#define QUIRE_TYPE_WINDOW (quire_window_get_type ())
+G_DECLARE_FINAL_TYPE (QuireWindow, quire_window, QUIRE, WINDOW, AdwApplicationWindow)
+
+/* A window without tabs; the caller adds the first with quire_window_new_chat(). */
+QuireWindow *quire_window_new (QuireApplication *application);
+QuireChatView *quire_window_new_chat (QuireWindow *self);
+/* The chat in front; NULL while there is none. */
+QuireChatView *quire_window_get_chat (QuireWindow *self);
+AdwTabView *quire_window_get_tab_view (QuireWindow *self);
+void quire_window_show_model_error (QuireWindow *self, const char *text);
+
+G_END_DECLS

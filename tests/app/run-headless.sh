@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs a program on a display of its own, with a session bus and settings of its own. Exit 77 (skipped) where the tools
+# for that are not there.   run-headless.sh PROGRAM [ARGS]
+set -u
+for tool in Xvfb dbus-run-session xdotool; do
+    command -v "$tool" >/dev/null || { echo "1..0 # SKIP $tool is not installed"; exit 77; }
+done
+
+dir=$(mktemp -d)
+xvfb=
+cleanup() {
+    [ -n "$xvfb" ] && kill "$xvfb" 2>/dev/null
+    wait 2>/dev/null
+    rm -rf "$dir"
+}
+trap cleanup EXIT
+
+# The server picks a free display itself and writes its number.
+Xvfb -displayfd 3 -screen 0 "${QUIRE_TEST_SCREEN:-1200x800}x24" -nolisten tcp 3>"$dir/display" 2>"$dir/xvfb.log" &
+xvfb=$!
+for _ in $(seq 100); do
+    [ -s "$dir/display" ] && break
+    kill -0 "$xvfb" 2>/dev/null || { sed 's/^/# /' "$dir/xvfb.log"; echo "1..0 # SKIP no X server"; exit 77; }
+    sleep 0.1
+done
+[ -s "$dir/display" ] || { echo "1..0 # SKIP the X server did not start"; exit 77; }
+
+DISPLAY=":$(cat "$dir/display")"
+export DISPLAY
+export HOME=$dir XDG_CONFIG_HOME=$dir/config XDG_CACHE_HOME=$dir/cache XDG_DATA_HOME=$dir/data XDG_RUNTIME_DIR=$dir
+export GDK_BACKEND=x11 GSK_RENDERER=cairo GSETTINGS_BACKEND=memory GTK_A11Y=none ADW_DISABLE_PORTAL=1
+export G_DEBUG=fatal-criticals LC_ALL=C.UTF-8
+unset WAYLAND_DISPLAY
+dbus-run-session -- "$@" 2> >(grep -v 'fd limit' >&2)

@@ -1,0 +1,166 @@
+/* Tests of the parts without GTK: layout table, titles, thinking, figures. */
+#include <string.h>
+
+#include "app/quire-conversation.h"
+#include "app/quire-format.h"
+#include "app/quire-layout.h"
+#include "app/quire-thinking.h"
+
+static void test_layout(void)
+{
+    const struct {
+        int width;
+        double scale;
+        gboolean open, sidebar, panel;
+    } cases[] = {
+        {360, 1, TRUE, FALSE, FALSE},
+        {599, 1, FALSE, FALSE, FALSE},
+        {600, 1, TRUE, TRUE, FALSE},
+        {679, 1, TRUE, TRUE, FALSE},
+        {680, 1, TRUE, FALSE, TRUE},
+        {680, 1, FALSE, TRUE, TRUE},
+        {999, 1, TRUE, FALSE, TRUE},
+        {1000, 1, TRUE, TRUE, TRUE},
+        {1000, 1.5, TRUE, TRUE, FALSE},
+        {899, 1.5, TRUE, FALSE, FALSE},
+        {0, 1, TRUE, FALSE, FALSE},
+        {4000, 1, FALSE, TRUE, TRUE},
+    };
+
+    for (gsize i = 0; i < G_N_ELEMENTS(cases); i++) {
+        QuireLayout layout = quire_layout_for_width(cases[i].width, cases[i].scale, cases[i].open);
+
+        g_test_message("width %d, scale %g", cases[i].width, cases[i].scale);
+        g_assert_cmpint(layout.sidebar_docked, ==, cases[i].sidebar);
+        g_assert_cmpint(layout.panel_docked, ==, cases[i].panel);
+    }
+    g_assert_true(quire_layout_is_narrow(599, 1));
+    g_assert_false(quire_layout_is_narrow(600, 1));
+}
+
+static void test_title(void)
+{
+    const struct {
+        const char *text, *title;
+    } cases[] = {
+        {"Hello", "Hello"},
+        {"  two\n\n words\t", "two words"},
+        {"", ""},
+        {"\xff\xfe", "\xef\xbf\xbd\xef\xbf\xbd"},
+        {"What is the capital of the country that lies to the north of here?",
+            "What is the capital of the country…"},
+        {"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…"},
+        {"总结三点", "总结三点"},
+    };
+
+    for (gsize i = 0; i < G_N_ELEMENTS(cases); i++) {
+        g_autofree char *title = quire_title_from_text(cases[i].text);
+
+        g_assert_cmpstr(title, ==, cases[i].title);
+    }
+}
+
+static void test_thinking(void)
+{
+    const struct {
+        const char *text, *thinking, *answer;
+        gboolean open;
+    } cases[] = {
+        {"plain", "", "plain", FALSE},
+        {"", "", "", FALSE},
+        {"<", "", "", TRUE},
+        {"<thin", "", "", TRUE},
+        {"<thing> is", "", "<thing> is", FALSE},
+        {"<think>", "", "", TRUE},
+        {"<think>\nso", "so", "", TRUE},
+        {"<think>\nso\n</thi", "so\n</thi", "", TRUE},
+        {"<think>\nso\n</think>\n\nyes", "so", "yes", FALSE},
+        {"<think>\n\n</think>\n\nyes", "", "yes", FALSE},
+        {"\n<think>a</think>b</think>", "a", "b</think>", FALSE},
+        {"say <think> aloud", "", "say <think> aloud", FALSE},
+    };
+
+    for (gsize i = 0; i < G_N_ELEMENTS(cases); i++) {
+        QuireThinking parts = quire_thinking_split(cases[i].text, strlen(cases[i].text));
+        g_autofree char *thinking = g_strndup(parts.thinking, parts.n_thinking);
+        g_autofree char *answer = g_strndup(parts.answer, parts.n_answer);
+
+        g_test_message("%s", cases[i].text);
+        g_assert_cmpstr(thinking != NULL ? thinking : "", ==, cases[i].thinking);
+        g_assert_cmpstr(answer, ==, cases[i].answer);
+        g_assert_cmpint(parts.open, ==, cases[i].open);
+    }
+}
+
+static void assert_text(char *have, const char *want)
+{
+    g_assert_cmpstr(have, ==, want);
+    g_free(have);
+}
+
+static void test_figures(void)
+{
+    assert_text(quire_format_ms(0), "0 ms");
+    assert_text(quire_format_ms(99.4), "99 ms");
+    assert_text(quire_format_ms(140), "0.14 s");
+    assert_text(quire_format_ms(12345), "12 s");
+    assert_text(quire_format_ms(65000), "1 min 5 s");
+    assert_text(quire_format_speed(4.25), "4.2 tok/s");
+    assert_text(quire_format_speed(96.4), "96 tok/s");
+    assert_text(quire_format_count_short(980), "980");
+    assert_text(quire_format_count_short(16896), "16.5K");
+    assert_text(quire_format_count_short(262144), "256K");
+}
+
+static void test_states(void)
+{
+    g_autoptr (QuireMessage)
+        message = quire_message_new(QE_ROLE_ASSISTANT, "");
+    qe_update update = {.state = QE_REQUEST_QUEUED, .n_before = 2};
+
+    g_assert_true(quire_message_is_running(message));
+    quire_message_apply(message, &update);
+    assert_text(quire_format_progress(message), "Queued (2 before)");
+    update = (qe_update){.state = QE_REQUEST_PREFILL, .n_prompt = 100, .n_prompt_done = 60};
+    quire_message_apply(message, &update);
+    assert_text(quire_format_progress(message), "Reading 60 of 100 tokens");
+    update = (qe_update){.state = QE_REQUEST_DECODE, .text = (char *)"a\0b", .n_text = 3};
+    update.receipt.decode_tokens_per_s = 96;
+    quire_message_apply(message, &update);
+    assert_text(quire_format_progress(message), "96 tok/s");
+    {
+        gsize n_bytes;
+
+        g_assert_cmpmem(quire_message_get_text(message, &n_bytes), 3, "a\0b", 3);
+        g_assert_cmpuint(n_bytes, ==, 3);
+    }
+
+    update = (qe_update){.state = QE_REQUEST_DONE, .finish = QE_FINISH_CANCELLED};
+    update.receipt = (qe_receipt){.n_prompt = 30,
+        .n_reused = 14,
+        .n_new = 16,
+        .n_generated = 3,
+        .first_token_ms = 140,
+        .decode_tokens_per_s = 96,
+        .first_mismatch = -1};
+    quire_message_apply(message, &update);
+    g_assert_false(quire_message_is_running(message));
+    {
+        g_auto(GStrv) figures = quire_format_receipt_figures(message);
+        g_autofree char *line = g_strjoinv(" · ", figures);
+
+        g_assert_cmpstr(line, ==, "Stopped · 0.14 s · 96 tok/s · 16 new · 14 reused");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/app/layout/widths", test_layout);
+    g_test_add_func("/app/conversation/title", test_title);
+    g_test_add_func("/app/thinking/split", test_thinking);
+    g_test_add_func("/app/format/figures", test_figures);
+    g_test_add_func("/app/message/states", test_states);
+    return g_test_run();
+}

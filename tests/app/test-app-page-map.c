@@ -1,0 +1,80 @@
+/* Tests of the page map's geometry. Needs no display. */
+#include "app/quire-page-map.h"
+
+static void test_layout(void)
+{
+    QuireMapLayout l;
+
+    quire_map_layout_compute(&l, 0, 276);
+    g_assert_cmpuint(l.n_cells, ==, 0);
+    g_assert_cmpuint(l.n_rows, ==, 0);
+    quire_map_layout_compute(&l, 31, 276);
+    g_assert_cmpuint(l.n_columns, ==, 30);
+    g_assert_cmpuint(l.n_rows, ==, 2);
+    g_assert_cmpuint(l.pages_per_cell, ==, 1);
+    /* 30 cells need 30 * 9 - 1 px. */
+    quire_map_layout_compute(&l, 31, 269);
+    g_assert_cmpuint(l.n_columns, ==, 30);
+    quire_map_layout_compute(&l, 31, 268);
+    g_assert_cmpuint(l.n_columns, ==, 29);
+    quire_map_layout_compute(&l, 5, 0);
+    g_assert_cmpuint(l.n_columns, ==, 1);
+    quire_map_layout_compute(&l, 2048, 276);
+    g_assert_cmpuint(l.pages_per_cell, ==, 1);
+    quire_map_layout_compute(&l, 2049, 276);
+    g_assert_cmpuint(l.pages_per_cell, ==, 2);
+    g_assert_cmpuint(l.n_cells, ==, 1025);
+    quire_map_layout_compute(&l, 16384, 276);
+    g_assert_cmpuint(l.pages_per_cell, ==, 8);
+}
+
+static void test_hit(void)
+{
+    QuireMapLayout l;
+
+    quire_map_layout_compute(&l, 31, 276);
+    g_assert_cmpint(quire_map_layout_hit(&l, 0, 0, 276, FALSE), ==, 0);
+    g_assert_cmpint(quire_map_layout_hit(&l, 10, 0, 276, FALSE), ==, 1);
+    g_assert_cmpint(quire_map_layout_hit(&l, 3, 10, 276, FALSE), ==, 30);
+    g_assert_cmpint(quire_map_layout_hit(&l, 12, 10, 276, FALSE), ==, -1);
+    g_assert_cmpint(quire_map_layout_hit(&l, 275, 0, 276, FALSE), ==, -1);
+    g_assert_cmpint(quire_map_layout_hit(&l, -1, 0, 276, FALSE), ==, -1);
+    g_assert_cmpint(quire_map_layout_hit(&l, 275, 0, 276, TRUE), ==, 0);
+    g_assert_cmpint(quire_map_layout_hit(&l, 265, 0, 276, TRUE), ==, 1);
+}
+
+static void test_merge(void)
+{
+    QuireMapLayout l;
+    QuireMapCell cell;
+    g_autofree qe_cell *pages = g_new0(qe_cell, 2049);
+
+    for (guint i = 0; i < 2049; i++)
+        pages[i] = (qe_cell){.flags = QE_TIER_GPU, .n_refs = 1, .n_tokens = 16};
+    pages[3].flags = QE_TIER_DISK;
+    pages[4].flags = QE_TIER_HOST | QE_CELL_SHARED;
+    pages[4].n_refs = 3;
+    pages[2048].n_tokens = 5;
+    quire_map_layout_compute(&l, 2049, 276);
+    quire_map_cell_merge(&cell, &l, pages, 1);
+    g_assert_cmpuint(cell.tier, ==, QE_TIER_DISK); /* the worst wins */
+    g_assert_false(cell.shared);
+    g_assert_cmpuint(cell.first_token, ==, 32);
+    g_assert_cmpuint(cell.n_tokens, ==, 32);
+    quire_map_cell_merge(&cell, &l, pages, 2);
+    g_assert_cmpuint(cell.tier, ==, QE_TIER_HOST);
+    g_assert_true(cell.shared);
+    g_assert_cmpuint(cell.n_refs, ==, 3);
+    quire_map_cell_merge(&cell, &l, pages, 1024); /* the last cell has one page */
+    g_assert_cmpuint(cell.n_pages, ==, 1);
+    g_assert_cmpuint(cell.n_tokens, ==, 5);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/app/page-map/layout", test_layout);
+    g_test_add_func("/app/page-map/hit", test_hit);
+    g_test_add_func("/app/page-map/merge", test_merge);
+    return g_test_run();
+}

@@ -1,0 +1,699 @@
+/* test-app-ui.c: the real application with the shipped model, driven by real key events.
+ *
+ * It runs in this process, so that the test reads the widgets' state; keys come through the X server (xdotool). Each
+ * test opens its own window. Waiting is for a condition, with a limit that only a hang reaches. Screenshots go to
+ * $QUIRE_TEST_SHOTS when it is set: they are for people. */
+#include <glib/gstdio.h>
+#include <gtk/gtk.h>
+#include <string.h>
+
+#include "app/quire-application.h"
+#include "app/quire-markdown-view.h"
+#include "app/quire-message-row.h"
+#include "app/quire-settings.h"
+#include "app/quire-window.h"
+#include "tests/app/fake-im.h"
+
+#define WAIT_MS_MAX 120000
+
+static QuireApplication *application;
+static QuireWindow *window;
+
+typedef gboolean (*Condition)(gpointer data);
+
+static gboolean timeout_cb(gpointer data)
+{
+    *(gboolean *)data = TRUE;
+    return G_SOURCE_REMOVE;
+}
+
+/* Runs the main loop until @condition holds. */
+static void wait_for(const char *what, Condition condition, gpointer data)
+{
+    gboolean late = FALSE;
+    guint id = g_timeout_add(WAIT_MS_MAX, timeout_cb, &late);
+
+    while (!condition(data) && !late)
+        g_main_context_iteration(NULL, TRUE);
+    if (late)
+        g_error("waited too long for: %s", what);
+    g_source_remove(id);
+}
+
+static void wait_ms(guint ms)
+{
+    gboolean over = FALSE;
+
+    g_timeout_add(ms, timeout_cb, &over);
+    while (!over)
+        g_main_context_iteration(NULL, TRUE);
+}
+
+static gboolean is_set(gpointer data)
+{
+    return *(gboolean *)data;
+}
+
+static void exited_cb(GObject *source, GAsyncResult *result, gpointer data)
+{
+    g_assert_true(g_subprocess_wait_check_finish(G_SUBPROCESS(source), result, NULL));
+    *(gboolean *)data = TRUE;
+}
+
+/* Runs a command while the main loop goes on. */
+static void run(const char *const *argv)
+{
+    g_autoptr (GError)
+        error = NULL;
+    g_autoptr (GSubprocess)
+        process = g_subprocess_newv(argv, G_SUBPROCESS_FLAGS_NONE, &error);
+    gboolean done = FALSE;
+
+    g_assert_no_error(error);
+    g_subprocess_wait_check_async(process, NULL, exited_cb, &done);
+    wait_for(argv[0], is_set, &done);
+}
+
+static void key(const char *name)
+{
+    const char *argv[] = {"xdotool", "key", name, NULL};
+
+    run(argv);
+}
+
+static void type(const char *text)
+{
+    const char *argv[] = {"xdotool", "type", "--delay", "5", text, NULL};
+
+    run(argv);
+}
+
+static void screenshot(const char *name)
+{
+    const char *dir = g_getenv("QUIRE_TEST_SHOTS");
+    g_autofree char *path = NULL;
+    g_autofree char *tool = g_find_program_in_path("import");
+
+    if (dir == NULL || tool == NULL)
+        return;
+    g_mkdir_with_parents(dir, 0755);
+    path = g_build_filename(dir, name, NULL);
+    {
+        const char *argv[] = {"import", "-window", "root", path, NULL};
+        run(argv);
+    }
+}
+
+/* ---- What is asked of the application ---- */
+
+static QuireConversation *conversation(void)
+{
+    return quire_chat_view_get_conversation(quire_window_get_chat(window));
+}
+
+static GtkTextBuffer *draft(void)
+{
+    return gtk_text_view_get_buffer(
+        quire_composer_get_text_view(quire_chat_view_get_composer(quire_window_get_chat(window))));
+}
+
+static char *dup_draft(void)
+{
+    g_autofree char *text = NULL;
+
+    g_object_get(draft(), "text", &text, NULL);
+    return g_steal_pointer(&text);
+}
+
+static gboolean draft_is(gpointer text)
+{
+    g_autofree char *have = dup_draft();
+
+    return strcmp(have, text) == 0;
+}
+
+static gboolean is_ready(gpointer data)
+{
+    return quire_engine_client_is_ready(quire_application_get_client(application));
+}
+
+static gboolean is_idle(gpointer data)
+{
+    return !quire_conversation_is_running(conversation());
+}
+
+static gboolean has_n_messages(gpointer n)
+{
+    return g_list_model_get_n_items(G_LIST_MODEL(conversation())) == GPOINTER_TO_UINT(n);
+}
+
+static guint n_pages_used(void)
+{
+    const qe_snapshot *snapshot = quire_engine_client_get_snapshot(quire_application_get_client(application));
+    guint n = 0;
+
+    g_assert_nonnull(snapshot);
+    for (int tier = 0; tier < QE_N_TIERS; tier++)
+        n += snapshot->tiers[tier].n_pages_used;
+    return n;
+}
+
+static gboolean pages_are(gpointer n)
+{
+    return n_pages_used() == GPOINTER_TO_UINT(n);
+}
+
+static char *dup_reply(void)
+{
+    gsize n_bytes;
+    const char *text = quire_message_get_text(quire_conversation_get_last_reply(conversation()), &n_bytes);
+
+    return g_strndup(text, n_bytes);
+}
+
+static const qe_receipt *receipt(void)
+{
+    return &quire_message_get_reply(quire_conversation_get_last_reply(conversation()))->receipt;
+}
+
+/* What quire-cli answers to the same messages, greedily. */
+static char *dup_cli_reply(const char *json)
+{
+    g_autoptr (GError)
+        error = NULL;
+    g_autoptr (GSubprocess)
+        process = g_subprocess_new(G_SUBPROCESS_FLAGS_STDIN_PIPE | G_SUBPROCESS_FLAGS_STDOUT_PIPE, &error,
+            g_getenv("QUIRE_CLI"), "generate", "--model", g_getenv("QUIRE_TEST_MODEL"), "--messages", "-",
+            "--temperature", "0", NULL);
+    char *text = NULL;
+
+    g_assert_no_error(error);
+    g_assert_true(g_subprocess_communicate_utf8(process, json, NULL, &text, NULL, &error));
+    g_assert_no_error(error);
+    g_assert_true(g_subprocess_get_successful(process));
+    g_strchomp(text);
+    return text;
+}
+
+static char *quote(const char *text)
+{
+    GString *json = g_string_new("\"");
+
+    for (const char *p = text; *p != '\0'; p++)
+        if (*p == '"' || *p == '\\')
+            g_string_append_printf(json, "\\%c", *p);
+        else if (*p == '\n')
+            g_string_append(json, "\\n");
+        else
+            g_string_append_c(json, *p);
+    g_string_append_c(json, '"');
+    return g_string_free(json, FALSE);
+}
+
+/* ---- Finding widgets ---- */
+
+static GtkWidget *find(GtkWidget *root, GType type)
+{
+    if (G_TYPE_CHECK_INSTANCE_TYPE(root, type))
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find(child, type);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
+static GtkWidget *last_row(void)
+{
+    GtkWidget *row = find(GTK_WIDGET(quire_window_get_chat(window)), QUIRE_TYPE_MESSAGE_ROW);
+
+    return row != NULL ? gtk_widget_get_last_child(gtk_widget_get_parent(row)) : NULL;
+}
+
+/* ---- A window of its own for each test ---- */
+
+static void open_window(int width, int height)
+{
+    window = quire_window_new(application);
+    gtk_window_set_default_size(GTK_WINDOW(window), width, height);
+    quire_window_new_chat(window);
+    gtk_window_present(GTK_WINDOW(window));
+    wait_for("a model", is_ready, NULL);
+    wait_ms(300);
+}
+
+static void close_window(void)
+{
+    gtk_window_close(GTK_WINDOW(window));
+    window = NULL;
+    wait_for("freed pages", pages_are, GUINT_TO_POINTER(0));
+}
+
+static void say(const char *text, guint n_messages)
+{
+    type(text);
+    wait_for("the typed text", draft_is, (gpointer)text);
+    key("Return");
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(n_messages));
+}
+
+/* ---- Tests ---- */
+
+typedef struct {
+    guint n_growths;
+    guint n_blocks_seen;
+    gsize n_last;
+} Growth;
+
+static void count_growth_cb(QuireMessage *message, gpointer data)
+{
+    Growth *growth = data;
+    gsize n_bytes;
+    GtkWidget *view = find(last_row(), QUIRE_TYPE_MARKDOWN_VIEW);
+
+    quire_message_get_text(message, &n_bytes);
+    g_assert_cmpuint(n_bytes, >=, growth->n_last);
+    if (n_bytes > growth->n_last)
+        growth->n_growths++;
+    growth->n_last = n_bytes;
+    growth->n_blocks_seen = quire_markdown_view_get_n_blocks(QUIRE_MARKDOWN_VIEW(view));
+}
+
+static void test_two_turns(void)
+{
+    const char *first = "Tell me a story.", *second = "What is a KV cache?";
+    g_autofree char *json = NULL, *expected = NULL, *reply = NULL, *quoted = NULL;
+    Growth growth = {0};
+    qe_receipt r1, r2;
+
+    open_window(1200, 800);
+    screenshot("ui-1-empty.png");
+    g_assert_cmpuint(n_pages_used(), ==, 0);
+
+    say(first, 2);
+    /* Message, empty reply and caret are there before the engine has said anything. */
+    g_assert_nonnull(last_row());
+    g_assert_true(draft_is(""));
+    g_signal_connect_after(
+        quire_conversation_get_last_reply(conversation()), "changed", G_CALLBACK(count_growth_cb), &growth);
+    wait_for("the end of the reply", is_idle, NULL);
+    g_assert_cmpuint(growth.n_growths, >=, 3);
+    g_assert_cmpuint(growth.n_blocks_seen, >=, 1);
+    screenshot("ui-2-first.png");
+
+    reply = dup_reply();
+    g_assert_cmpstr(reply, !=, "");
+    json = g_strdup_printf("[{\"role\":\"user\",\"content\":\"%s\"}]", first);
+    expected = dup_cli_reply(json);
+    g_assert_cmpstr(reply, ==, expected);
+    r1 = *receipt();
+    g_assert_cmpuint(r1.n_reused, ==, 0);
+    g_assert_cmpuint(n_pages_used(), >, 0);
+    g_assert_cmpstr(quire_conversation_get_title(conversation()), ==, first);
+
+    say(second, 4);
+    wait_for("the end of the second reply", is_idle, NULL);
+    screenshot("ui-3-second.png");
+    r2 = *receipt();
+    /* All of the first turn is in the cache save its last token: that was chosen, never read. */
+    g_assert_cmpuint(r2.n_reused, ==, r1.n_prompt + r1.n_generated - 1);
+    g_assert_cmpuint(r2.n_new, ==, r2.n_prompt - r2.n_reused);
+
+    quoted = quote(reply);
+    g_free(g_steal_pointer(&json));
+    json = g_strdup_printf("[{\"role\":\"user\",\"content\":\"%s\"},"
+                           "{\"role\":\"assistant\",\"content\":%s},"
+                           "{\"role\":\"user\",\"content\":\"%s\"}]",
+        first, quoted, second);
+    g_free(g_steal_pointer(&expected));
+    g_free(g_steal_pointer(&reply));
+    expected = dup_cli_reply(json);
+    reply = dup_reply();
+    g_assert_cmpstr(reply, ==, expected);
+
+    /* Closing the tab frees its pages; an empty chat takes its place, and undo brings the words back. */
+    key("ctrl+w");
+    wait_for("freed pages", pages_are, GUINT_TO_POINTER(0));
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(0)));
+    screenshot("ui-4-closed.png");
+    key("ctrl+shift+t");
+    wait_for("the reopened chat", has_n_messages, GUINT_TO_POINTER(4));
+
+    /* Its next turn reads the whole conversation anew. */
+    say("Thank you.", 6);
+    wait_for("the third reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_reused, ==, 0);
+    g_assert_cmpuint(receipt()->n_new, >, r2.n_prompt);
+    close_window();
+}
+
+static void test_regenerate(void)
+{
+    g_autofree char *first = NULL, *again = NULL;
+
+    open_window(900, 600);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    first = dup_reply();
+    key("ctrl+r");
+    wait_for("running", is_idle, NULL);
+    wait_for("the same number of messages", has_n_messages, GUINT_TO_POINTER(2));
+    again = dup_reply();
+    g_assert_cmpstr(again, ==, first);
+
+    say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_free(again);
+    again = dup_reply();
+    g_assert_nonnull(strstr(again, "Oda"));
+    close_window();
+}
+
+static gboolean has_text(gpointer data)
+{
+    gsize n_bytes;
+
+    quire_message_get_text(quire_conversation_get_last_reply(conversation()), &n_bytes);
+    return n_bytes > 0;
+}
+
+static void test_stop(void)
+{
+    gsize n_bytes;
+
+    open_window(900, 600);
+    g_settings_set_uint(quire_settings_get_default(), "threads", 1);
+    say("Tell me a story.", 2);
+    wait_for("first words", has_text, NULL);
+    if (is_idle(NULL))
+        g_test_message("the reply was over before it could be stopped");
+    key("Escape");
+    wait_for("the end", is_idle, NULL);
+    quire_message_get_text(quire_conversation_get_last_reply(conversation()), &n_bytes);
+    g_assert_cmpuint(n_bytes, >, 0);
+
+    /* The chat goes on from what was said. */
+    say("Thank you.", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_reused, >, 0);
+    close_window();
+}
+
+/* Enter, Shift+Enter, keypad Enter, and Enter while a reply runs. */
+static void test_enter(void)
+{
+    open_window(900, 600);
+    type("one");
+    wait_for("the typed text", draft_is, "one");
+    key("shift+Return");
+    type("two");
+    wait_for("two lines", draft_is, "one\ntwo");
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(0)));
+
+    key("KP_Enter");
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(2));
+    g_assert_true(draft_is(""));
+
+    /* A draft written while the reply runs is neither lost nor sent. */
+    gtk_text_buffer_set_text(draft(), "next", -1);
+    if (!is_idle(NULL)) {
+        g_assert_false(quire_composer_send(quire_chat_view_get_composer(quire_window_get_chat(window))));
+        g_assert_true(draft_is("next"));
+        g_assert_true(has_n_messages(GUINT_TO_POINTER(2)));
+    }
+    wait_for("the reply", is_idle, NULL);
+    g_assert_true(draft_is("next"));
+    key("Return");
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(4));
+    wait_for("the reply", is_idle, NULL);
+
+    /* Blank text is not sent. */
+    type("  ");
+    key("Return");
+    wait_ms(100);
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(4)));
+    close_window();
+}
+
+/* The input method sees Enter first; while it composes nothing is sent. */
+static void test_input_method(void)
+{
+    open_window(900, 600);
+    fake_im_set_active(TRUE);
+    type("ni");
+    g_assert_true(fake_im_is_composing());
+    g_assert_true(draft_is(""));
+    key("Return"); /* takes the candidate */
+    wait_for("the committed text", draft_is, "NI");
+    g_assert_false(fake_im_is_composing());
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(0)));
+    key("Return"); /* sends */
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(2));
+    fake_im_set_active(FALSE);
+    wait_for("the reply", is_idle, NULL);
+    wait_ms(50);
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(2)));
+    close_window();
+}
+
+static gboolean at_end(gpointer data)
+{
+    GtkAdjustment *a = quire_chat_view_get_adjustment(quire_window_get_chat(window));
+
+    return gtk_adjustment_get_upper(a) - gtk_adjustment_get_page_size(a) - gtk_adjustment_get_value(a) < 1;
+}
+
+static gboolean overflows(gpointer data)
+{
+    GtkAdjustment *a = quire_chat_view_get_adjustment(quire_window_get_chat(window));
+
+    return gtk_adjustment_get_upper(a) > gtk_adjustment_get_page_size(a) + 100;
+}
+
+/* The view follows the text, stops following when the user scrolls up, and does not move when a reply ends. */
+static void test_scrolling(void)
+{
+    GtkAdjustment *a;
+    double value;
+    guint n = 0;
+
+    open_window(600, 400);
+    a = quire_chat_view_get_adjustment(quire_window_get_chat(window));
+    do {
+        n += 2;
+        say("Tell me a story.", n);
+        wait_for("the reply", is_idle, NULL);
+        wait_ms(100);
+    } while (!overflows(NULL));
+    wait_for("the end in sight", at_end, NULL);
+
+    gtk_adjustment_set_value(a, 0);
+    value = gtk_adjustment_get_value(a);
+    {
+        QuireTurnSettings settings;
+
+        /* A turn that the user did not send from here (sending goes to the end). */
+        quire_settings_get_turn(
+            quire_engine_client_get_status(quire_application_get_client(application))->model, &settings);
+        quire_conversation_send(conversation(), "Tell me a story.", &settings);
+    }
+    wait_for("the reply", is_idle, NULL);
+    wait_ms(200);
+    g_assert_cmpfloat(gtk_adjustment_get_value(a), ==, value);
+    g_assert_false(at_end(NULL));
+    close_window();
+}
+
+static gboolean has_failed(gpointer data)
+{
+    return quire_engine_client_get_status(quire_application_get_client(application))->state ==
+           QE_ENGINE_FAILED;
+}
+
+/* A folder that is no model is refused in words and the model stays; a load that fails can be left again. */
+static void test_bad_model(void)
+{
+    QuireEngineClient *client = quire_application_get_client(application);
+    g_autofree char *dir = g_dir_make_tmp("quire-test-XXXXXX", NULL);
+    g_autofree char *good = quire_settings_dup_model_dir();
+
+    open_window(900, 600);
+    quire_application_choose_model(application, dir, GTK_WINDOW(window));
+    wait_ms(500);
+    g_assert_true(quire_engine_client_is_ready(client));
+    screenshot("ui-5-bad-folder.png");
+
+    quire_engine_client_load(client, dir);
+    wait_for("the failure", has_failed, NULL);
+    g_assert_nonnull(quire_engine_client_get_status(client)->error);
+    wait_ms(300);
+    screenshot("ui-6-failed.png");
+    quire_engine_client_load(client, good);
+    wait_for("a model", is_ready, NULL);
+    g_rmdir(dir);
+    close_window();
+}
+
+/* Two chats at once: each has its own session; closing one leaves the other's pages. */
+static void test_two_chats(void)
+{
+    guint n_first;
+
+    open_window(1200, 800);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    wait_ms(300);
+    n_first = n_pages_used();
+    key("ctrl+t");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    say("Tell me a story.", 2);
+    wait_for("the reply", is_idle, NULL);
+    wait_ms(300);
+    g_assert_cmpuint(n_pages_used(), >, n_first);
+    g_assert_cmpint(adw_tab_view_get_n_pages(quire_window_get_tab_view(window)), ==, 2);
+    key("F12");
+    wait_ms(600);
+    screenshot("ui-7-panel.png");
+    key("ctrl+w");
+    wait_for("the first chat's pages", pages_are, GUINT_TO_POINTER(n_first));
+    close_window();
+}
+
+/* A window that closes while a reply runs stops it. */
+static void test_close_running(void)
+{
+    open_window(900, 600);
+    say("Tell me a story.", 2);
+    close_window();
+}
+
+/* Rows made of made-up replies: thinking, Markdown, bytes that are no text, a failure. */
+static void test_rows(void)
+{
+    static const char markdown[] =
+        "<think>\nThe user wants a table.\n</think>\n\n## Pages\n\nA page holds **16 tokens**, see "
+        "[the notes](https://example.org/a?b=1&c=2):\n\n| tier | pages | bytes |\n|:--|--:|--:|\n"
+        "| host | 12 | 768 KiB |\n| *GPU* | 0 | 0 |\n\n1. sealed pages are shared\n   - never "
+        "written again\n2. the tail page is not\n\n> Closing a tab frees both.\n\n```c\nint "
+        "main (void)\n{\n  return 1 < 2 && puts (\"pages\"); /* a long line that has to scroll "
+        "sideways inside its own box */\n}\n```\n\nEnd \xff\0 of it.";
+    qe_update done = {.state = QE_REQUEST_DONE,
+        .finish = QE_FINISH_STOP,
+        .text = (char *)markdown,
+        .n_text = sizeof markdown - 1};
+    qe_update failed = {.state = QE_REQUEST_DONE, .finish = QE_FINISH_ERROR, .text = (char *)""};
+    g_autoptr (QuireMessage)
+        user = quire_message_new(QE_ROLE_USER, "a\xff"
+                                               "b");
+    g_autoptr (QuireMessage)
+        reply = quire_message_new(QE_ROLE_ASSISTANT, "");
+    g_autoptr (QuireMessage)
+        bad = quire_message_new(QE_ROLE_ASSISTANT, "");
+    GtkWidget *box = gtk_box_new(GTK_ORIENTATION_VERTICAL, 18);
+    GtkWidget *shown = gtk_window_new();
+    GtkWidget *rows[3];
+
+    done.receipt = (qe_receipt){.n_prompt = 16512,
+        .n_reused = 16384,
+        .n_new = 128,
+        .n_generated = 210,
+        .first_token_ms = 140,
+        .decode_tokens_per_s = 96,
+        .first_mismatch = -1};
+    failed.error =
+        g_error_new_literal(QE_ERROR, QE_ERROR_NUMERIC, "The model gave an invalid number at token 88.");
+    rows[0] = quire_message_row_new(user);
+    rows[1] = quire_message_row_new(reply);
+    rows[2] = quire_message_row_new(bad);
+    for (int i = 0; i < 3; i++)
+        gtk_box_append(GTK_BOX(box), rows[i]);
+    gtk_widget_add_css_class(box, "quire-transcript");
+    gtk_window_set_child(GTK_WINDOW(shown), box);
+    gtk_window_set_default_size(GTK_WINDOW(shown), 600, 760);
+    gtk_window_present(GTK_WINDOW(shown));
+    wait_ms(100);
+
+    /* Every length of the text, as it might stream, is shown without a complaint. */
+    for (gsize n = 0; n < sizeof markdown - 1; n += 7) {
+        qe_update part = {.state = QE_REQUEST_DECODE,
+            .text = (char *)markdown + n,
+            .n_text = MIN(7, sizeof markdown - 1 - n)};
+
+        quire_message_apply(reply, &part);
+        g_main_context_iteration(NULL, FALSE);
+    }
+    done.n_text = 0;
+    quire_message_apply(reply, &done);
+    quire_message_apply(bad, &failed);
+    quire_message_row_set_last(QUIRE_MESSAGE_ROW(rows[2]), TRUE);
+    g_assert_nonnull(find(rows[1], GTK_TYPE_EXPANDER));
+    g_assert_cmpuint(
+        quire_markdown_view_get_n_blocks(QUIRE_MARKDOWN_VIEW(find(rows[1], QUIRE_TYPE_MARKDOWN_VIEW))), ==,
+        9);
+    wait_ms(300);
+    screenshot("ui-8-rows.png");
+    g_error_free(failed.error);
+    gtk_window_destroy(GTK_WINDOW(shown));
+}
+
+static int test_rc;
+static gboolean run_tests_cb(gpointer data);
+
+static void activated_cb(void)
+{
+    static gboolean once;
+
+    if (!once)
+        g_idle_add(run_tests_cb, NULL);
+    once = TRUE;
+}
+
+/* Runs inside g_application_run(), so that the application starts and ends as it does for a user. */
+static gboolean run_tests_cb(gpointer data)
+{
+    /* The application lives while windows come and go. */
+    g_application_hold(G_APPLICATION(application));
+    window = QUIRE_WINDOW(gtk_application_get_active_window(GTK_APPLICATION(application)));
+    wait_for("a model", is_ready, NULL);
+    close_window();
+    test_rc = g_test_run();
+    g_application_release(G_APPLICATION(application));
+    return G_SOURCE_REMOVE;
+}
+
+int main(int argc, char **argv)
+{
+    GSettings *settings;
+
+    g_test_init(&argc, &argv, NULL);
+    if (!gtk_init_check()) {
+        g_print("1..0 # SKIP no display\n");
+        return 77;
+    }
+    fake_im_register();
+
+    settings = quire_settings_get_default();
+    g_settings_set_boolean(settings, "custom-sampling", TRUE);
+    g_settings_set_double(settings, "temperature", 0);
+
+    g_test_add_func("/app/ui/two-turns", test_two_turns);
+    g_test_add_func("/app/ui/regenerate", test_regenerate);
+    g_test_add_func("/app/ui/stop", test_stop);
+    g_test_add_func("/app/ui/enter", test_enter);
+    g_test_add_func("/app/ui/input-method", test_input_method);
+    g_test_add_func("/app/ui/scrolling", test_scrolling);
+    g_test_add_func("/app/ui/two-chats", test_two_chats);
+    g_test_add_func("/app/ui/bad-model", test_bad_model);
+    g_test_add_func("/app/ui/close-running", test_close_running);
+    g_test_add_func("/app/ui/rows", test_rows);
+
+    application = quire_application_new();
+    g_signal_connect_after(application, "activate", G_CALLBACK(activated_cb), NULL);
+    g_assert_cmpint(g_application_run(G_APPLICATION(application), 1, argv), ==, 0);
+    /* All windows are gone: nothing else may hold the application. */
+    g_assert_finalize_object(application);
+    return test_rc;
+}
