@@ -33,10 +33,9 @@ quire_application_get_client (QuireApplication *self)
 static void
 show_error (QuireApplication *self, const char *text)
 {
-  GtkWindow *window = gtk_application_get_active_window (GTK_APPLICATION (self));
-
-  if (QUIRE_IS_WINDOW (window))
-    quire_window_show_model_error (QUIRE_WINDOW (window), text);
+  for (GList *l = gtk_application_get_windows (GTK_APPLICATION (self)); l != NULL; l = l->next)
+    if (QUIRE_IS_WINDOW (l->data))
+      quire_window_show_model_error (l->data, text);
 }
 
 static void
@@ -187,22 +186,6 @@ preferences_action (GSimpleAction *action, GVariant *parameter, gpointer user_da
   gtk_window_present (window);
 }
 
-static void
-choose_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
-{
-  GtkWindow *window = gtk_application_get_active_window (user_data);
-
-  if (QUIRE_IS_PREFERENCES_WINDOW (window))
-    {
-      GtkWindow *parent = gtk_window_get_transient_for (window);
-
-      gtk_window_close (window);
-      window = parent;
-    }
-  if (window != NULL)
-    gtk_widget_activate_action (GTK_WIDGET (window), "win.choose-model", NULL);
-}
-
 /* ---- Start ---- */
 
 static void
@@ -344,7 +327,6 @@ quire_application_init (QuireApplication *self)
     { "new-window", new_window_action, NULL, NULL, NULL, { 0 } },
     { "about", about_action, NULL, NULL, NULL, { 0 } },
     { "preferences", preferences_action, NULL, NULL, NULL, { 0 } },
-    { "choose-model", choose_model_action, NULL, NULL, NULL, { 0 } },
   };
 
   g_application_add_main_option_entries (G_APPLICATION (self), options);

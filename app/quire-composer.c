@@ -27,7 +27,8 @@ struct _QuireComposer
   GtkTextBuffer *buffer;
   GtkWidget *placeholder;
   GtkLabel *model_label;
-  GtkLabel *tokens;
+  GtkLabel *hint;   /* what cannot be done now, or that the draft is too long */
+  GtkLabel *tokens; /* of the draft */
   GtkWidget *meter;
   GtkLabel *meter_label;
   GtkWidget *button;
@@ -88,27 +89,32 @@ static void
 update_tokens (QuireComposer *self)
 {
   g_autofree char *text = NULL;
+  g_autofree char *tooltip = NULL;
+  g_autofree char *hint = NULL;
   guint n_over = excess (self);
 
-  if (self->hint_id != 0)
-    return;
   if (n_over > 0)
     {
       g_autofree char *n = quire_format_count (n_over);
 
-      text = g_strdup_printf (ngettext ("%s token too many", "%s tokens too many", n_over), n);
+      hint = g_strdup_printf (ngettext ("%s token too many", "%s tokens too many", n_over), n);
     }
-  else if (self->n_draft > 0)
+  if (self->n_draft > 0)
     {
       g_autofree char *n = quire_format_count ((guint64)self->n_draft);
 
-      text = g_strdup_printf (ngettext ("%s token", "%s tokens", (gulong)self->n_draft), n);
+      text = g_strdup_printf ("+%s", n);
+      tooltip = g_strdup_printf (
+          ngettext ("The draft has %s token", "The draft has %s tokens", (gulong)self->n_draft), n);
     }
   gtk_label_set_text (self->tokens, text != NULL ? text : "");
+  gtk_widget_set_tooltip_text (GTK_WIDGET (self->tokens), tooltip);
+  if (self->hint_id == 0)
+    gtk_label_set_text (self->hint, hint != NULL ? hint : "");
   if (n_over > 0)
-    gtk_widget_add_css_class (GTK_WIDGET (self->tokens), "error");
+    gtk_widget_add_css_class (GTK_WIDGET (self->hint), "error");
   else
-    gtk_widget_remove_css_class (GTK_WIDGET (self->tokens), "error");
+    gtk_widget_remove_css_class (GTK_WIDGET (self->hint), "error");
 }
 
 static void
@@ -160,7 +166,7 @@ static void
 show_hint (QuireComposer *self, const char *hint)
 {
   g_clear_handle_id (&self->hint_id, g_source_remove);
-  gtk_label_set_text (self->tokens, hint);
+  gtk_label_set_text (self->hint, hint);
   self->hint_id = g_timeout_add (HINT_MS, hint_over_cb, self);
 }
 
@@ -409,6 +415,17 @@ model_button_new (QuireComposer *self)
   return button;
 }
 
+static GtkLabel *
+caption_new (void)
+{
+  GtkWidget *label = gtk_label_new (NULL);
+
+  gtk_widget_add_css_class (label, "dim-label");
+  gtk_widget_add_css_class (label, "caption");
+  gtk_widget_add_css_class (label, "numeric");
+  return GTK_LABEL (label);
+}
+
 static GtkWidget *
 meter_new (QuireComposer *self)
 {
@@ -427,10 +444,7 @@ meter_new (QuireComposer *self)
                                   _ ("Context used"), -1);
   gtk_box_append (GTK_BOX (box), self->meter);
 
-  self->meter_label = GTK_LABEL (gtk_label_new (NULL));
-  gtk_widget_add_css_class (GTK_WIDGET (self->meter_label), "dim-label");
-  gtk_widget_add_css_class (GTK_WIDGET (self->meter_label), "caption");
-  gtk_widget_add_css_class (GTK_WIDGET (self->meter_label), "numeric");
+  self->meter_label = caption_new ();
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->meter_label));
   return box;
 }
@@ -444,13 +458,12 @@ build (QuireComposer *self)
   gtk_box_append (GTK_BOX (self), text_area_new (self));
 
   gtk_box_append (GTK_BOX (bottom), model_button_new (self));
-  self->tokens = GTK_LABEL (gtk_label_new (NULL));
-  gtk_label_set_ellipsize (self->tokens, PANGO_ELLIPSIZE_END);
-  gtk_label_set_xalign (self->tokens, 0);
-  gtk_widget_set_hexpand (GTK_WIDGET (self->tokens), TRUE);
-  gtk_widget_add_css_class (GTK_WIDGET (self->tokens), "dim-label");
-  gtk_widget_add_css_class (GTK_WIDGET (self->tokens), "caption");
-  gtk_widget_add_css_class (GTK_WIDGET (self->tokens), "numeric");
+  self->hint = caption_new ();
+  gtk_label_set_ellipsize (self->hint, PANGO_ELLIPSIZE_END);
+  gtk_label_set_xalign (self->hint, 0);
+  gtk_widget_set_hexpand (GTK_WIDGET (self->hint), TRUE);
+  gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->hint));
+  self->tokens = caption_new ();
   gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->tokens));
   gtk_box_append (GTK_BOX (bottom), meter_new (self));
 

@@ -189,6 +189,10 @@ fill_receipt (QuireMessageRow *self)
       gtk_label_set_xalign (GTK_LABEL (name), 0);
       gtk_label_set_xalign (GTK_LABEL (value), 1);
       gtk_label_set_selectable (GTK_LABEL (value), TRUE);
+      gtk_widget_set_focus_on_click (value, FALSE);
+      gtk_label_set_wrap (GTK_LABEL (name), TRUE);
+      gtk_label_set_wrap (GTK_LABEL (value), TRUE);
+      gtk_label_set_wrap_mode (GTK_LABEL (value), PANGO_WRAP_WORD_CHAR);
       gtk_widget_add_css_class (name, "dim-label");
       gtk_widget_add_css_class (name, "caption");
       gtk_widget_add_css_class (value, "caption");

@@ -79,6 +79,17 @@ default_clicked_cb (QuirePreferencesWindow *self)
   g_settings_reset (quire_settings_get_default (), "model-folder");
 }
 
+/* The chooser belongs to the window below, which also shows what is wrong with a folder. */
+static void
+choose_clicked_cb (QuirePreferencesWindow *self)
+{
+  GtkWindow *parent = gtk_window_get_transient_for (GTK_WINDOW (self));
+
+  if (parent != NULL)
+    gtk_widget_activate_action (GTK_WIDGET (parent), "win.choose-model", NULL);
+  gtk_window_close (GTK_WINDOW (self));
+}
+
 /* A seed is a number of 64 bits, or nothing. */
 static void
 seed_changed_cb (QuirePreferencesWindow *self)
@@ -119,6 +130,7 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
   gtk_widget_class_bind_template_callback (widget_class, unlimited_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, input_cb);
   gtk_widget_class_bind_template_callback (widget_class, default_clicked_cb);
+  gtk_widget_class_bind_template_callback (widget_class, choose_clicked_cb);
   gtk_widget_class_bind_template_callback (widget_class, seed_changed_cb);
 }
 
@@ -156,8 +168,9 @@ thinking_cb (AdwComboRow *row)
 GtkWindow *
 quire_preferences_window_new (GtkWindow *parent)
 {
-  QuirePreferencesWindow *self
-      = g_object_new (QUIRE_TYPE_PREFERENCES_WINDOW, "transient-for", parent, "modal", TRUE, NULL);
+  QuirePreferencesWindow *self = g_object_new (
+      QUIRE_TYPE_PREFERENCES_WINDOW, "transient-for", parent, "application",
+      parent != NULL ? gtk_window_get_application (parent) : NULL, "modal", TRUE, NULL);
 
   g_signal_connect (self->thinking_row, "notify::selected", G_CALLBACK (thinking_cb), NULL);
   return GTK_WINDOW (self);

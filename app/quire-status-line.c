@@ -35,7 +35,11 @@ update_buttons (QuireStatusLine *self)
   gboolean focused
       = (gtk_widget_get_state_flags (self->buttons) & GTK_STATE_FLAG_FOCUS_WITHIN) != 0;
 
+  gsize n_bytes;
+
+  quire_message_get_text (self->message, &n_bytes);
   gtk_widget_set_sensitive (self->buttons, !running);
+  gtk_widget_set_visible (self->copy_button, n_bytes > 0);
   gtk_widget_set_opacity (self->buttons,
                           !running && (self->last || self->hovered || focused) ? 1 : 0);
   gtk_widget_set_visible (self->regenerate_button, self->last);
@@ -60,7 +64,9 @@ update (QuireStatusLine *self)
     figures = quire_format_receipt_figures (self->message);
 
   quire_figures_set (QUIRE_FIGURES (self->figures), (const char *const *)figures);
-  gtk_widget_set_sensitive (self->receipt_button, !running && figures[0] != NULL);
+  /* Not insensitive: that would dim the figures. */
+  gtk_widget_set_can_target (self->receipt_button, !running && figures[0] != NULL);
+  gtk_widget_set_focusable (self->receipt_button, !running && figures[0] != NULL);
   gtk_widget_set_visible (self->bar, reading);
   if (reading && reply->n_prompt > 0)
     gtk_progress_bar_set_fraction (GTK_PROGRESS_BAR (self->bar),

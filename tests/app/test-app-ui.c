@@ -237,8 +237,9 @@ static GtkWidget *last_row(void)
 
 static void open_window(int width, int height)
 {
+    g_settings_set_int(quire_settings_get_default(), "window-width", width);
+    g_settings_set_int(quire_settings_get_default(), "window-height", height);
     window = quire_window_new(application);
-    gtk_window_set_default_size(GTK_WINDOW(window), width, height);
     quire_window_new_chat(window);
     gtk_window_present(GTK_WINDOW(window));
     wait_for("a model", is_ready, NULL);
@@ -562,6 +563,44 @@ static void test_two_chats(void)
     close_window();
 }
 
+/* The window can be as narrow as a phone, with the sidebar's menu still in reach. */
+static void test_narrow(void)
+{
+    int minimum;
+
+    open_window(360, 640);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    type("a draft");
+    wait_ms(400);
+    /* Without the border that a window without a compositor has. */
+    gtk_widget_measure(adw_application_window_get_content(ADW_APPLICATION_WINDOW(window)),
+        GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
+    g_assert_cmpint(minimum, <=, 360);
+    screenshot("ui-9-narrow.png");
+    key("F9");
+    wait_ms(500);
+    screenshot("ui-10-narrow-sidebar.png");
+    key("F12");
+    wait_ms(500);
+    screenshot("ui-11-narrow-panel.png");
+    close_window();
+}
+
+/* Right to left: the whole window mirrored. */
+static void test_rtl(void)
+{
+    gtk_widget_set_default_direction(GTK_TEXT_DIR_RTL);
+    open_window(1200, 800);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    key("F12");
+    wait_ms(600);
+    screenshot("ui-12-rtl.png");
+    close_window();
+    gtk_widget_set_default_direction(GTK_TEXT_DIR_LTR);
+}
+
 /* A window that closes while a reply runs stops it. */
 static void test_close_running(void)
 {
@@ -689,6 +728,8 @@ int main(int argc, char **argv)
     g_test_add_func("/app/ui/bad-model", test_bad_model);
     g_test_add_func("/app/ui/close-running", test_close_running);
     g_test_add_func("/app/ui/rows", test_rows);
+    g_test_add_func("/app/ui/narrow", test_narrow);
+    g_test_add_func("/app/ui/rtl", test_rtl);
 
     application = quire_application_new();
     g_signal_connect_after(application, "activate", G_CALLBACK(activated_cb), NULL);

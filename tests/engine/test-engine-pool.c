@@ -70,8 +70,8 @@ static void compare_pools(uint32_t n_pages, uint32_t max_tokens)
 
 static void test_queueing(void)
 {
-    compare_pools(8, 40);  /* room for one conversation */
-    compare_pools(13, 40); /* for two */
+    compare_pools(6, 24);  /* room for one conversation */
+    compare_pools(10, 24); /* for two */
 }
 
 /* Replies without max_tokens are admitted on a reserve and grow: the younger ones are preempted, and still say the same. */
