@@ -383,8 +383,7 @@ static bool parse_dims(const qe_json_view *view, qe_config *config, GError **err
 bool qe_config_parse(const char *label, const char *data, size_t n_bytes, qe_config *config, GError **error)
 {
     memset(config, 0, sizeof *config);
-    g_autoptr (JsonObject)
-        root = qe_json_parse(label, data, n_bytes, QE_JSON_DEFAULT, error);
+    g_autoptr(JsonObject) root = qe_json_parse(label, data, n_bytes, QE_JSON_DEFAULT, error);
     if (root == NULL)
         return false;
     qe_json_view view = {label, "", root};
@@ -439,8 +438,7 @@ bool qe_generation_defaults_parse(
     const char *label, const char *data, size_t n_bytes, qe_generation_defaults *generation, GError **error)
 {
     qe_generation_defaults_init(generation);
-    g_autoptr (JsonObject)
-        root = qe_json_parse(label, data, n_bytes, QE_JSON_DEFAULT, error);
+    g_autoptr(JsonObject) root = qe_json_parse(label, data, n_bytes, QE_JSON_DEFAULT, error);
     if (root == NULL)
         return false;
     qe_json_view view = {label, "", root};

@@ -478,8 +478,7 @@ static void accept_token(qe_core *core, qe_request *request, uint32_t id)
 
     bool ends = !request->ignore_eos && qe_eos_list_contains(&core->eos, id);
     qe_turn_extend(core, t, request, ends);
-    g_autoptr (GString)
-        text = g_string_new(NULL);
+    g_autoptr(GString) text = g_string_new(NULL);
     bool stopped = qe_reply_push(request->reply, id, text);
     qe_outbox_push(request->outbox, text->str, text->len, &id, 1);
     if (qe_outbox_is_full(request->outbox)) {
@@ -543,8 +542,7 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
 /* The checker over the pool and every session: a broken invariant is a bug, and going on would corrupt replies. */
 static void check_all(qe_core *core)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     uint32_t n = qe_kv_pool_n_reserved(core->pool);
     g_autofree uint32_t *counts = g_new0(uint32_t, MAX(n, 1));
     GHashTableIter iter;

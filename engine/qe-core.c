@@ -361,8 +361,7 @@ void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent_id, uint
     uint32_t n_tokens = qe_session_n_ids(parent->session);
     if (keep_messages != QE_KEEP_ALL && keep_messages < n_turns)
         n_tokens = qe_session_turn(parent->session, keep_messages)->begin;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_session *session = NULL;
     if (!core->lost)
         session = qe_session_fork(parent->session, id, n_tokens, &error);
@@ -469,8 +468,7 @@ void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError
     if (core->pool && !core->lost)
         qe_session_release_reserved(t->session);
     if (request->reply) {
-        g_autoptr (GString)
-            rest = g_string_new(NULL);
+        g_autoptr(GString) rest = g_string_new(NULL);
         qe_reply_flush(request->reply, rest);
         qe_outbox_push(request->outbox, rest->str, rest->len, NULL, 0);
     }

@@ -13,12 +13,10 @@ const char *qe_version(void)
 bool qe_info_open(
     const char *dir, qe_model **model, qe_tokenizer **tokenizer, qe_template **tmpl, GError **error)
 {
-    g_autoptr (qe_model)
-        m = qe_model_open(dir, error);
+    g_autoptr(qe_model) m = qe_model_open(dir, error);
     if (!m)
         return false;
-    g_autoptr (qe_tokenizer)
-        tok = qe_tokenizer_new(dir, error);
+    g_autoptr(qe_tokenizer) tok = qe_tokenizer_new(dir, error);
     if (!tok)
         return false;
     qe_template *t = qe_template_new(dir, tok, error);
@@ -66,12 +64,9 @@ qe_model_info *qe_info_build(const qe_model *model, const qe_tokenizer *tokenize
 
 qe_model_info *qe_model_info_new(const char *dir, GError **error)
 {
-    g_autoptr (qe_model)
-        model = NULL;
-    g_autoptr (qe_tokenizer)
-        tokenizer = NULL;
-    g_autoptr (qe_template)
-        tmpl = NULL;
+    g_autoptr(qe_model) model = NULL;
+    g_autoptr(qe_tokenizer) tokenizer = NULL;
+    g_autoptr(qe_template) tmpl = NULL;
     if (!qe_info_open(dir, &model, &tokenizer, &tmpl, error))
         return NULL;
     return qe_info_build(model, tokenizer, tmpl);

@@ -457,10 +457,8 @@ JsonObject *qe_json_parse(
     qe_json_reader_clear(&reader);
     if (!ok)
         return NULL;
-    g_autoptr (JsonParser)
-        parser = json_parser_new_immutable();
-    g_autoptr (GError)
-        local = NULL;
+    g_autoptr(JsonParser) parser = json_parser_new_immutable();
+    g_autoptr(GError) local = NULL;
     if (!json_parser_load_from_data(parser, data, (gssize)n_bytes, &local)) {
         g_set_error(error, QE_ERROR, QE_ERROR_FORMAT, "%s: not valid JSON: %s", label, local->message);
         return NULL;

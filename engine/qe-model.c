@@ -120,8 +120,7 @@ static bool parse_index(qe_json_reader *reader, const char *label, GHashTable *m
 
 GHashTable *qe_model_index_parse(const char *label, const char *data, size_t n_bytes, GError **error)
 {
-    g_autoptr (GHashTable)
-        map = g_hash_table_new_full(g_str_hash, g_str_equal, g_free, g_free);
+    g_autoptr(GHashTable) map = g_hash_table_new_full(g_str_hash, g_str_equal, g_free, g_free);
     qe_json_reader reader;
     bool ok =
         qe_json_reader_init(&reader, label, data, n_bytes, error) && parse_index(&reader, label, map, error);
@@ -151,14 +150,12 @@ static bool open_indexed(qe_model *self, const char *index_path, GError **error)
     size_t n_bytes = 0;
     if (!qe_file_read(index_path, QE_JSON_INDEX_BYTES_MAX, &data, &n_bytes, error))
         return false;
-    g_autoptr (GHashTable)
-        map = qe_model_index_parse(index_path, data, n_bytes, error);
+    g_autoptr(GHashTable) map = qe_model_index_parse(index_path, data, n_bytes, error);
     if (map == NULL)
         return false;
     g_clear_pointer(&data, g_free);
 
-    g_autoptr (GHashTable)
-        by_file = g_hash_table_new(g_str_hash, g_str_equal); /* file name -> shard */
+    g_autoptr(GHashTable) by_file = g_hash_table_new(g_str_hash, g_str_equal); /* file name -> shard */
     GHashTableIter iter;
     gpointer tensor, file;
     g_hash_table_iter_init(&iter, map);
@@ -494,8 +491,7 @@ static bool load_configs(qe_model *self, GError **error)
 
 qe_model *qe_model_open(const char *dir, GError **error)
 {
-    g_autoptr (qe_model)
-        self = g_new0(qe_model, 1);
+    g_autoptr(qe_model) self = g_new0(qe_model, 1);
     g_atomic_ref_count_init(&self->ref_count);
     self->dir = g_strdup(dir);
     self->shards = g_ptr_array_new_with_free_func((GDestroyNotify)qe_safetensors_free);

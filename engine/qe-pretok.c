@@ -3,12 +3,14 @@
  * 1. Every byte of the text is in exactly one piece, in order: encoding loses nothing.
  * 2. A match that fails for want of a resource (JIT stack, match limit) is tried again by the interpreter, which keeps
  *    its backtracking on the heap; if that fails too, encoding ends in an error. It is never taken for "no match".
- * 3. The compiled code never recurses on the thread's stack: the JIT gets a stack of its own. So 256 KiB are enough. */
+ * 3. General categories are Unicode 16's, as in the reference, also where the installed PCRE2 has older tables.
+ * 4. The compiled code never recurses on the thread's stack: the JIT gets a stack of its own. So 256 KiB are enough. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "engine/qe-pretok.h"
 #include <pcre2.h>
 #include <string.h>
 #include "engine/qe-limits.h"
+#include "engine/qe-unicode16.h"
 
 #define JIT_STACK_BYTES_MIN (32u << 10)
 #define JIT_STACK_BYTES_MAX (64u << 20)
@@ -47,6 +49,29 @@ static bool refuse(const char *label, const char *pattern, const char *at, const
     return false;
 }
 
+static bool pcre2_has_unicode16(void)
+{
+    char version[64] = "";
+    int n = pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL);
+    if (n > 0 && (gsize)n <= sizeof version)
+        pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version);
+    return g_ascii_strtoull(version, NULL, 10) >= QE_UNICODE_MAJOR;
+}
+
+/* A general category ("L", "Lu") or, when @negated, all but it; the ranges are what PCRE2's tables lack (invariant 3). */
+static void append_category(GString *out, const char *category, bool negated, bool in_class)
+{
+    if (!in_class)
+        g_string_append(out, negated ? "[^" : "[");
+    g_string_append_printf(out, "\\p{%s}", category);
+    for (guint i = 0; !pcre2_has_unicode16() && i < G_N_ELEMENTS(qe_unicode16_added); i++)
+        if (g_str_has_prefix(qe_unicode16_added[i].category, category))
+            g_string_append_printf(
+                out, "\\x{%x}-\\x{%x}", qe_unicode16_added[i].first, qe_unicode16_added[i].last);
+    if (!in_class)
+        g_string_append_c(out, ']');
+}
+
 /* At a backslash. Returns the bytes used, 0 when refused. */
 static gsize translate_escape(
     const char *label, const char *pattern, const char *at, bool in_class, GString *out, GError **error)
@@ -74,7 +99,12 @@ static gsize translate_escape(
             refuse(label, pattern, at, "this \\p property", error);
             return 0;
         }
-        g_string_append_len(out, at, (gssize)n);
+        if (c == 'P' && in_class) {
+            refuse(label, pattern, at, "\\P in a character class", error);
+            return 0;
+        }
+        char category[3] = {at[3], n == 6 ? at[4] : '\0', '\0'};
+        append_category(out, category, c == 'P', in_class);
         return n;
     }
     if (c == 'd' || c == 'D') {
@@ -82,7 +112,7 @@ static gsize translate_escape(
             refuse(label, pattern, at, "\\D in a character class", error);
             return 0;
         }
-        g_string_append(out, c == 'd' ? "\\p{Nd}" : "\\P{Nd}");
+        append_category(out, "Nd", c == 'D', in_class);
         return 2;
     }
     bool control = c == 'r' || c == 'n' || c == 't' || c == 'f';

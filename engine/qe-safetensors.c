@@ -380,8 +380,7 @@ static bool check_file_bytes(const qe_safetensors *self, GError **error)
 qe_safetensors *qe_safetensors_new_from_memory(
     const char *label, const void *data, size_t n_bytes, GError **error)
 {
-    g_autoptr (qe_safetensors)
-        self = new_empty(label, n_bytes);
+    g_autoptr(qe_safetensors) self = new_empty(label, n_bytes);
     const uint8_t *bytes = data;
     uint64_t n_header = 0;
     if (!check_file_bytes(self, error) || !check_prefix(self, bytes, &n_header, error) ||
@@ -431,8 +430,7 @@ qe_safetensors *qe_safetensors_open(const char *path, GError **error)
     int fd = qe_file_open_regular(path, &n_file_bytes, error);
     if (fd < 0)
         return NULL;
-    g_autoptr (qe_safetensors)
-        self = new_empty(path, n_file_bytes);
+    g_autoptr(qe_safetensors) self = new_empty(path, n_file_bytes);
     if (!load_header(self, fd, &n_header, error)) {
         close(fd);
         return NULL;

@@ -225,10 +225,8 @@ bool qe_template_recognise(const char *file, const char *source, qe_template_for
     static const char *const openers[] = {
         "if", "for", "macro", "call", "filter", "with", "block", "raw", "autoescape", "generation"};
     gsize n = strlen(source);
-    g_autoptr (GString)
-        spelling = g_string_new(NULL);
-    g_autoptr (GString)
-        order = g_string_new(NULL);
+    g_autoptr(GString) spelling = g_string_new(NULL);
+    g_autoptr(GString) order = g_string_new(NULL);
     lexer l = {source, source + n - (n > 0 && source[n - 1] == '\n'), spelling, true, false};
     guint depth = 0;
     memset(form, 0, sizeof *form);

@@ -168,7 +168,7 @@ static builder begin(const qe_template *self, GArray *ids, GError **error)
 
 static const char *find_in(const char *text, gsize n, const char *word)
 {
-    return n == 0 ? NULL : memmem(text, n, word, strlen(word));
+    return text == NULL || n == 0 ? NULL : memmem(text, n, word, strlen(word));
 }
 
 static const char *find_last_in(const char *text, gsize n, const char *word)
@@ -315,10 +315,8 @@ static void put_generation(builder *b, qe_template_thinking thinking)
 
 qe_template *qe_template_new(const char *dir, qe_tokenizer *tokenizer, GError **error)
 {
-    g_autoptr (qe_template)
-        self = g_new0(qe_template, 1);
-    g_autoptr (GArray)
-        prefix = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_autoptr(qe_template) self = g_new0(qe_template, 1);
+    g_autoptr(GArray) prefix = g_array_new(FALSE, FALSE, sizeof(uint32_t));
 
     self->tokenizer = qe_tokenizer_ref(tokenizer);
     if (!template_read(self, dir, error))
@@ -404,8 +402,7 @@ bool qe_template_append_close(const qe_template *self, bool ended, GArray *ids, 
 bool qe_template_strip_reply(
     const qe_template *self, const uint32_t *ids, uint32_t n_ids, GArray *out, bool *changed, GError **error)
 {
-    g_autoptr (GString)
-        bytes = g_string_new(NULL);
+    g_autoptr(GString) bytes = g_string_new(NULL);
     g_autofree gsize *ends = g_new(gsize, (gsize)n_ids + 1);
     const char *rest;
     gsize n_rest, cut;

@@ -326,8 +326,7 @@ static bool read_vocab(loader *l)
     qe_json_token t = next(l);
     if (t != QE_JSON_OBJECT)
         return expected(l, "model.vocab", "an object", t);
-    g_autoptr (GString)
-        token = g_string_new(NULL);
+    g_autoptr(GString) token = g_string_new(NULL);
     while ((t = next(l)) == QE_JSON_KEY) {
         g_string_assign(token, l->reader.text->str);
         t = next(l);
@@ -384,8 +383,7 @@ static bool read_merges(loader *l)
         return expected(l, "model.merges", "a list", t);
     if (!l->vocab_done)
         return qe_json_reader_skip(&l->reader, t, l->error);
-    g_autoptr (GString)
-        left = g_string_new(NULL);
+    g_autoptr(GString) left = g_string_new(NULL);
     guint i = 0;
     for (; (t = next(l)) != QE_JSON_ARRAY_END; i++) {
         if (t == QE_JSON_ERROR || !read_merge(l, i, t, left))

@@ -176,8 +176,7 @@ qe_tokenizer *qe_tokenizer_new(const char *dir, GError **error)
     size_t n;
     if (!qe_file_read(path, QE_TOKENIZER_BYTES_MAX, &data, &n, error))
         return NULL;
-    g_autoptr (qe_tokenizer)
-        self = qe_tokenizer_parse(path, data, n, error);
+    g_autoptr(qe_tokenizer) self = qe_tokenizer_parse(path, data, n, error);
     if (self == NULL || !read_config(self, dir, error))
         return NULL;
     return g_steal_pointer(&self);
@@ -185,8 +184,7 @@ qe_tokenizer *qe_tokenizer_new(const char *dir, GError **error)
 
 qe_tokenizer *qe_tokenizer_parse(const char *label, const char *data, gsize n, GError **error)
 {
-    g_autoptr (qe_tokenizer)
-        self = g_new0(qe_tokenizer, 1);
+    g_autoptr(qe_tokenizer) self = g_new0(qe_tokenizer, 1);
     g_atomic_ref_count_init(&self->n_refs);
     self->eos = -1;
     if (!qe_tokenizer_file_parse(&self->file, label, data, n, error) || !build_added(self, label, error))
@@ -267,8 +265,7 @@ bool qe_tokenizer_encode(const qe_tokenizer *self, const char *text, gsize n_byt
 {
     encoding e = {self, ids};
     guint n_before = ids->len;
-    g_autoptr (GString)
-        repaired = NULL;
+    g_autoptr(GString) repaired = NULL;
     if (n_bytes > QE_TEXT_BYTES_MAX) {
         g_set_error(error, QE_ERROR, QE_ERROR_INVALID,
             "text: expected at most %u bytes, found %" G_GSIZE_FORMAT, QE_TEXT_BYTES_MAX, n_bytes);

@@ -134,8 +134,7 @@ static bool strip_changes(
         return true;
     uint32_t begin, n;
     const uint32_t *reply = reply_ids(core, session, turn, &begin, &n);
-    g_autoptr (GArray)
-        out = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_autoptr(GArray) out = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     return qe_template_strip_reply(core->tmpl, reply, n, out, changes, error);
 }
 

@@ -1,7 +1,10 @@
 /* ops-avx512.c: the op table for AVX-512 (F, BW, VL, DQ). The ops are in simd-matmul.h, simd-rows.h and simd-attend.h.
  *
  * Only this file is compiled for the instruction set, so nothing outside the table may call into it, and the table's
- * functions only after supported(). Any thread; no state. */
+ * functions only after supported(). Any thread; no state. Meson, on x86_64 only:
+ *   qk_libs += static_library('qk-ops-avx512', 'cpu/ops-avx512.c', include_directories: root_inc,
+ *     c_args: ['-mavx2', '-mfma', '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq'])
+ * with -DQK_HAVE_OPS_AVX512 for ops-select.c. */
 #include <string.h>
 #include "kernels/cpu/simd-avx512.h"
 #include "kernels/cpu/simd-matmul.h"

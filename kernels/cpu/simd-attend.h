@@ -33,15 +33,25 @@ SIMD_INLINE const char *attend_token(const void *const *pages, size_t token_stri
     return (const char *)pages[t / QK_PAGE_TOKENS] + (size_t)(t % QK_PAGE_TOKENS) * token_stride;
 }
 
-/* Fills column block @column of the panel with keys [@key, @key + @n_keys), n_keys <= SIMD_WIDTH, the rest with 0. */
+/* Fills column block @column of the panel with keys [@key, @key + SIMD_WIDTH), those from @n_keys_max on with 0. Asks
+ * for the keys after these, and for the values that pass two will want: pages lie anywhere, and 16 tokens side by side
+ * are no run that hardware prefetchers follow (decode, scattered pages: 7 GB/s without, 10 with; in order: 9 and 14). */
 SIMD_INLINE void attend_pack_keys(
-    const bool is_bf16, const qk_cpu_attend *a, uint32_t key, uint32_t n_keys, float *column)
+    const bool is_bf16, const qk_cpu_attend *a, uint32_t key, uint32_t n_keys_max, float *column)
 {
+    const uint32_t left = key < n_keys_max ? n_keys_max - key : 0;
+    const uint32_t n_keys = left < SIMD_WIDTH ? left : SIMD_WIDTH;
     const uint32_t step = is_bf16 ? 2 * SIMD_WIDTH : SIMD_WIDTH; /* dimensions in one vector of raw bits */
     const size_t element = is_bf16 ? sizeof(qk_bf16) : sizeof(float);
     const char *k[SIMD_WIDTH];
     for (uint32_t t = 0; t < n_keys; t++) {
         k[t] = attend_token(a->k_pages, a->token_stride, key + t);
+    }
+    const uint32_t n_ahead = key + 2 * SIMD_WIDTH <= n_keys_max ? SIMD_WIDTH : 0;
+    const char *k_next[SIMD_WIDTH], *v[SIMD_WIDTH];
+    for (uint32_t t = 0; t < n_ahead; t++) {
+        k_next[t] = attend_token(a->k_pages, a->token_stride, key + SIMD_WIDTH + t);
+        v[t] = attend_token(a->v_pages, a->token_stride, key + t);
     }
     uint32_t d = 0;
     for (; a->head_dim - d >= step; d += step) {
@@ -55,6 +65,10 @@ SIMD_INLINE void attend_pack_keys(
             for (uint32_t t = 0; t < SIMD_WIDTH; t++) {
                 r[t] = t < n_keys ? v_load((const float *)(const void *)(k[t] + d * element)) : v_zero();
             }
+        }
+        for (uint32_t t = 0; t < n_ahead; t++) {
+            _mm_prefetch(k_next[t] + d * element, _MM_HINT_T0);
+            _mm_prefetch(v[t] + d * element, _MM_HINT_T0);
         }
         v_transpose(r);
 #pragma GCC unroll 16
@@ -291,10 +305,7 @@ SIMD_INLINE void attend_run(const bool is_bf16, const qk_cpu_attend *a)
 
     for (uint32_t key = 0; key < n_keys_max; key += ATTEND_KEYS) {
         for (uint32_t c = 0; c < ATTEND_VECS; c++) {
-            const uint32_t first = key + c * SIMD_WIDTH;
-            const uint32_t left = first < n_keys_max ? n_keys_max - first : 0;
-            attend_pack_keys(
-                is_bf16, a, first, left < SIMD_WIDTH ? left : SIMD_WIDTH, panel + c * SIMD_WIDTH);
+            attend_pack_keys(is_bf16, a, key + c * SIMD_WIDTH, n_keys_max, panel + c * SIMD_WIDTH);
         }
         for (uint32_t tile = 0, query = 0; tile < n_tiles; tile++) {
             const uint32_t n = (n_queries - query + (n_tiles - tile) - 1) / (n_tiles - tile);

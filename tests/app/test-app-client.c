@@ -115,8 +115,7 @@ static void test_figures(void)
 
 static void test_states(void)
 {
-    g_autoptr (QuireMessage)
-        message = quire_message_new(QE_ROLE_ASSISTANT, "");
+    g_autoptr(QuireMessage) message = quire_message_new(QE_ROLE_ASSISTANT, "");
     qe_update update = {.state = QE_REQUEST_QUEUED, .n_before = 2};
 
     g_assert_true(quire_message_is_running(message));

@@ -30,13 +30,11 @@ static GPtrArray *parse(const char *text)
 
 static void assert_markup(const char *markup)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     char *text = NULL;
 
     /* Links are GtkLabel's, not Pango's. */
-    g_autoptr (GRegex)
-        links = g_regex_new("</?a( href=\"[^\"]*\")?>", 0, 0, NULL);
+    g_autoptr(GRegex) links = g_regex_new("</?a( href=\"[^\"]*\")?>", 0, 0, NULL);
     g_autofree char *without = g_regex_replace_literal(links, markup, -1, 0, "", 0, NULL);
     pango_parse_markup(without, -1, 0, NULL, &text, NULL, &error);
     g_assert_no_error(error);
@@ -60,8 +58,7 @@ static void assert_well_formed(GPtrArray *blocks)
 
 static void test_blocks(void)
 {
-    g_autoptr (GPtrArray)
-        blocks = parse(document);
+    g_autoptr(GPtrArray) blocks = parse(document);
     guint n_code = 0, n_table = 0, n_rule = 0;
 
     assert_well_formed(blocks);
@@ -105,9 +102,8 @@ static void test_blocks(void)
 
 static void test_untrusted(void)
 {
-    g_autoptr (GPtrArray)
-        blocks =
-            parse("<b>x</b> <script> [a](javascript:x) [b](file:///etc/passwd) [c](HTTP://ok) &lt; &#27;");
+    g_autoptr(GPtrArray) blocks =
+        parse("<b>x</b> <script> [a](javascript:x) [b](file:///etc/passwd) [c](HTTP://ok) &lt; &#27;");
     const char *markup = block_at(blocks, 0)->markup;
 
     g_assert_nonnull(strstr(markup, "&lt;b&gt;x&lt;/b&gt; &lt;script&gt;"));
@@ -120,12 +116,9 @@ static void test_untrusted(void)
 static void test_bytes(void)
 {
     static const char nul[] = "a\0b", cut[] = "ab\xe4\xb8", bad[] = "x\xff\xfey";
-    g_autoptr (GPtrArray)
-        a = quire_markdown_parse(nul, 3);
-    g_autoptr (GPtrArray)
-        b = quire_markdown_parse(cut, 4);
-    g_autoptr (GPtrArray)
-        c = quire_markdown_parse(bad, 4);
+    g_autoptr(GPtrArray) a = quire_markdown_parse(nul, 3);
+    g_autoptr(GPtrArray) b = quire_markdown_parse(cut, 4);
+    g_autoptr(GPtrArray) c = quire_markdown_parse(bad, 4);
 
     g_assert_cmpstr(block_at(a, 0)->markup, ==, "a␀b");
     g_assert_true(g_str_has_prefix(block_at(b, 0)->markup, "ab\xef\xbf\xbd"));
@@ -136,13 +129,11 @@ static void test_bytes(void)
 static void test_prefixes(void)
 {
     for (gsize n = 0; n <= strlen(document); n++) {
-        g_autoptr (GPtrArray)
-            blocks = quire_markdown_parse(document, n);
+        g_autoptr(GPtrArray) blocks = quire_markdown_parse(document, n);
 
         assert_well_formed(blocks);
     }
-    g_autoptr (GPtrArray)
-        fence = parse("text\n\n```py\nx = 1");
+    g_autoptr(GPtrArray) fence = parse("text\n\n```py\nx = 1");
     g_assert_cmpuint(fence->len, ==, 2);
     g_assert_cmpint(block_at(fence, 1)->kind, ==, QUIRE_BLOCK_CODE);
     g_assert_cmpstr(block_at(fence, 1)->text, ==, "x = 1");
@@ -150,8 +141,7 @@ static void test_prefixes(void)
 
 static void test_random(void)
 {
-    g_autoptr (GRand)
-        rand = g_rand_new_with_seed(7);
+    g_autoptr(GRand) rand = g_rand_new_with_seed(7);
     static const char alphabet[] = "*_`~[]()<>&#|-+>!\n\n  ab1.:\\\"'\t\xc3\xa9\xff";
     char text[200];
 
@@ -160,18 +150,15 @@ static void test_random(void)
 
         for (gsize i = 0; i < n; i++)
             text[i] = alphabet[g_rand_int_range(rand, 0, sizeof alphabet)]; /* the NUL too */
-        g_autoptr (GPtrArray)
-            blocks = quire_markdown_parse(text, n);
+        g_autoptr(GPtrArray) blocks = quire_markdown_parse(text, n);
         assert_well_formed(blocks);
     }
 }
 
 static void test_equal(void)
 {
-    g_autoptr (GPtrArray)
-        a = parse(document);
-    g_autoptr (GPtrArray)
-        b = parse(document);
+    g_autoptr(GPtrArray) a = parse(document);
+    g_autoptr(GPtrArray) b = parse(document);
 
     g_assert_cmpuint(a->len, ==, b->len);
     for (guint i = 0; i < a->len; i++)
@@ -191,8 +178,7 @@ static void test_deep(void)
     g_string_append(text, "x\n");
     for (int i = 0; i < 50000; i++)
         g_string_append(text, "[");
-    g_autoptr (GPtrArray)
-        blocks = quire_markdown_parse(text->str, text->len);
+    g_autoptr(GPtrArray) blocks = quire_markdown_parse(text->str, text->len);
     assert_well_formed(blocks);
     g_string_free(text, TRUE);
 }

@@ -63,10 +63,8 @@ static void exited_cb(GObject *source, GAsyncResult *result, gpointer data)
 /* Runs a command while the main loop goes on. */
 static void run(const char *const *argv)
 {
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (GSubprocess)
-        process = g_subprocess_newv(argv, G_SUBPROCESS_FLAGS_NONE, &error);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GSubprocess) process = g_subprocess_newv(argv, G_SUBPROCESS_FLAGS_NONE, &error);
     gboolean done = FALSE;
 
     g_assert_no_error(error);
@@ -179,12 +177,10 @@ static const qe_receipt *receipt(void)
 /* What quire-cli answers to the same messages, greedily. */
 static char *dup_cli_reply(const char *json)
 {
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (GSubprocess)
-        process = g_subprocess_new(G_SUBPROCESS_FLAGS_STDIN_PIPE | G_SUBPROCESS_FLAGS_STDOUT_PIPE, &error,
-            g_getenv("QUIRE_CLI"), "generate", "--model", g_getenv("QUIRE_TEST_MODEL"), "--messages", "-",
-            "--temperature", "0", NULL);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GSubprocess) process = g_subprocess_new(
+        G_SUBPROCESS_FLAGS_STDIN_PIPE | G_SUBPROCESS_FLAGS_STDOUT_PIPE, &error, g_getenv("QUIRE_CLI"),
+        "generate", "--model", g_getenv("QUIRE_TEST_MODEL"), "--messages", "-", "--temperature", "0", NULL);
     char *text = NULL;
 
     g_assert_no_error(error);
@@ -666,13 +662,10 @@ static void test_rows(void)
         .text = (char *)markdown,
         .n_text = sizeof markdown - 1};
     qe_update failed = {.state = QE_REQUEST_DONE, .finish = QE_FINISH_ERROR, .text = (char *)""};
-    g_autoptr (QuireMessage)
-        user = quire_message_new(QE_ROLE_USER, "a\xff"
-                                               "b");
-    g_autoptr (QuireMessage)
-        reply = quire_message_new(QE_ROLE_ASSISTANT, "");
-    g_autoptr (QuireMessage)
-        bad = quire_message_new(QE_ROLE_ASSISTANT, "");
+    g_autoptr(QuireMessage) user = quire_message_new(QE_ROLE_USER, "a\xff"
+                                                                   "b");
+    g_autoptr(QuireMessage) reply = quire_message_new(QE_ROLE_ASSISTANT, "");
+    g_autoptr(QuireMessage) bad = quire_message_new(QE_ROLE_ASSISTANT, "");
     GtkWidget *box = gtk_box_new(GTK_ORIENTATION_VERTICAL, 18);
     GtkWidget *shown = gtk_window_new();
     GtkWidget *rows[3];

@@ -16,10 +16,8 @@ static void measure(const qe_tokenizer *tokenizer, const char *name, const char 
     double best = G_MAXDOUBLE;
     guint n_ids = 0;
     for (int run = 0; run < RUNS; run++) {
-        g_autoptr (GArray)
-            ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GArray) ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+        g_autoptr(GError) error = NULL;
         gint64 begin = g_get_monotonic_time();
         if (!qe_tokenizer_encode(tokenizer, text, n, QE_ENCODE_PLAIN, ids, &error))
             g_error("%s", error->message);
@@ -42,8 +40,7 @@ static GString *words(gsize n_bytes)
 {
     static const char *const parts[] = {"an", "ber", "con", "dis", "er", "fl", "ing", "ment", "over", "pre",
         "qu", "st", "tion", "un", "ver", "work", "yes", "light", "stone", "paper"};
-    g_autoptr (GRand)
-        rand = g_rand_new_with_seed(1);
+    g_autoptr(GRand) rand = g_rand_new_with_seed(1);
     GString *out = g_string_sized_new(n_bytes + 64);
     while (out->len < n_bytes) {
         int n = g_rand_int_range(rand, 1, 4);
@@ -61,11 +58,9 @@ int main(int argc, char **argv)
         return 2;
     }
     double best = G_MAXDOUBLE;
-    g_autoptr (qe_tokenizer)
-        tokenizer = NULL;
+    g_autoptr(qe_tokenizer) tokenizer = NULL;
     for (int run = 0; run < RUNS; run++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_clear_pointer(&tokenizer, qe_tokenizer_unref);
         gint64 begin = g_get_monotonic_time();
         tokenizer = qe_tokenizer_new(argv[1], &error);
@@ -77,8 +72,7 @@ int main(int argc, char **argv)
     }
     printf("name,bytes,tokens,seconds,mb_per_s\nload,,%u,%.4f,\n", qe_tokenizer_n_tokens(tokenizer), best);
     if (argc > 2) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_autofree char *text = NULL;
         gsize n;
         if (!g_file_get_contents(argv[2], &text, &n, &error)) {
@@ -105,16 +99,13 @@ int main(int argc, char **argv)
         {"newlines", "\n"},
         {"marks", "\u0301\u0316"},
     };
-    g_autoptr (GString)
-        mixed = words(4 << 20);
+    g_autoptr(GString) mixed = words(4 << 20);
     measure(tokenizer, "words", mixed->str, mixed->len);
     for (guint i = 0; i < G_N_ELEMENTS(units); i++) {
-        g_autoptr (GString)
-            text = repeat(units[i].unit, 1 << 20);
+        g_autoptr(GString) text = repeat(units[i].unit, 1 << 20);
         measure(tokenizer, units[i].name, text->str, text->len);
     }
-    g_autoptr (GString)
-        large = repeat("Z", 4 << 20);
+    g_autoptr(GString) large = repeat("Z", 4 << 20);
     measure(tokenizer, "one_letter_x4", large->str, large->len);
     return 0;
 }

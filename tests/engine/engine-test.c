@@ -22,8 +22,7 @@ qe_engine *et_engine_new(const qe_engine_options *options)
     o.check_invariants = true;
     if (o.n_threads == 0)
         o.n_threads = 2;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_engine *engine = qe_engine_new_with_backend(&o, backend_open, backend_user, &error);
     g_assert_no_error(error);
     qe_engine_load(engine, et_model_dir());
@@ -83,8 +82,7 @@ void et_finish(qe_request *request, et_result *result)
 
 void et_generate(qe_engine *engine, const qe_generate_params *params, et_result *result)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_request *request = qe_engine_generate(engine, params, &error);
     g_assert_no_error(error);
     et_finish(request, result);
@@ -102,8 +100,7 @@ void et_ask(
 
 qe_session_id et_open(qe_engine *engine)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_session_id id = qe_engine_open_session(engine, &error);
     g_assert_no_error(error);
     return id;
@@ -120,8 +117,7 @@ uint32_t et_pages_used(qe_engine *engine)
 {
     /* An evaluation is worked off after every command before it; its own session is gone when it returns. Then the
      * next publication shows what is left; one comes, because the rates of the last second have to fall to zero. */
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_engine_status status;
     qe_engine_get_status(engine, &status);
     g_autofree float *logits = g_new(float, status.model->vocab);

@@ -6,8 +6,7 @@
 
 static char *read_file(const char *folder, const char *name, gsize *n_bytes)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_autofree char *path = g_build_filename(folder, name, NULL);
     char *data = NULL;
     g_file_get_contents(path, &data, n_bytes, &error);
@@ -83,10 +82,8 @@ static void read_rounding(fx_file *self, const char *folder)
 {
     gsize n_bytes;
     g_autofree char *json = read_file(folder, "bf16-pages.json", &n_bytes);
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (JsonParser)
-        parser = json_parser_new();
+    g_autoptr(GError) error = NULL;
+    g_autoptr(JsonParser) parser = json_parser_new();
     json_parser_load_from_data(parser, json, (gssize)n_bytes, &error);
     g_assert_no_error(error);
     JsonObject *root = json_node_get_object(json_parser_get_root(parser));
@@ -125,10 +122,8 @@ fx_file *fx_open(const char *name)
     g_autofree char *json_name = g_strconcat(name, ".json", NULL);
     gsize n_bytes;
     g_autofree char *json = read_file(folder, json_name, &n_bytes);
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (JsonParser)
-        parser = json_parser_new();
+    g_autoptr(GError) error = NULL;
+    g_autoptr(JsonParser) parser = json_parser_new();
     json_parser_load_from_data(parser, json, (gssize)n_bytes, &error);
     g_assert_no_error(error);
     JsonObject *root = json_node_get_object(json_parser_get_root(parser));

@@ -5,8 +5,7 @@
 
 static JsonParser *load(char *path)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     JsonParser *parser = json_parser_new();
     json_parser_load_from_file(parser, path, &error);
     g_assert_no_error(error);
@@ -16,16 +15,15 @@ static JsonParser *load(char *path)
 
 char *template_source(const char *dir)
 {
-    g_autoptr (JsonParser)
-        parser = load(g_build_filename(dir, "tokenizer_config.json", NULL));
+    g_autoptr(JsonParser) parser = load(g_build_filename(dir, "tokenizer_config.json", NULL));
     JsonObject *root = json_node_get_object(json_parser_get_root(parser));
     return g_strdup(json_object_get_string_member(root, "chat_template"));
 }
 
 char *template_form_source(const char *dir, const char *form)
 {
-    g_autoptr (JsonParser)
-        parser = load(g_build_filename(g_getenv("QUIRE_TEST_FIXTURES"), "template", "forms.json", NULL));
+    g_autoptr(JsonParser) parser =
+        load(g_build_filename(g_getenv("QUIRE_TEST_FIXTURES"), "template", "forms.json", NULL));
     JsonArray *edits = json_object_get_array_member(json_node_get_object(json_parser_get_root(parser)), form);
     char *source = template_source(dir);
     for (guint i = 0; i < json_array_get_length(edits); i++) {

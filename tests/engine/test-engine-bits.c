@@ -24,8 +24,7 @@ static uint32_t vocab_of(qe_engine *engine)
 
 static float *eval(qe_engine *engine, qe_session_id session, const uint32_t *ids, uint32_t n, uint32_t first)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     float *out = g_new0(float, (gsize)(n - first) * vocab_of(engine));
     qe_engine_eval(engine, session, ids, n, first, out, &error);
     g_assert_no_error(error);
@@ -75,8 +74,7 @@ static void test_beside_others(void)
     uint32_t vocab = vocab_of(engine);
     qe_request *others[3];
     for (guint i = 0; i < G_N_ELEMENTS(others); i++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         qe_message message;
         qe_generate_params params = et_user(et_open(engine), "Tell me a story.", &message);
         params.max_tokens = 200;
@@ -106,8 +104,7 @@ static void test_fork_and_rewind(void)
     g_autofree float *want_other = reference(other, N_IDS);
     qe_engine *engine = et_engine_new(NULL);
     uint32_t vocab = vocab_of(engine);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
 
     qe_session_id a = et_open(engine);
     qe_generate_params params;

@@ -41,8 +41,7 @@ static void check_continuation(
 
 static void cancel_after(qe_engine *engine, const char *text, uint32_t n_ids)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_session_id session = et_open(engine);
     qe_message message;
     qe_generate_params params = et_user(session, text, &message);
@@ -85,10 +84,8 @@ static void test_points(void)
 static void test_early(void)
 {
     qe_engine *engine = et_engine_new(&(qe_engine_options){.step_rows_max = 64});
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (GString)
-        text = g_string_new("My name is Mira.");
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GString) text = g_string_new("My name is Mira.");
     for (int i = 0; i < 120; i++)
         g_string_append_printf(text, " Sentence number %d has some words.", i);
     for (int i = 0; i < 6; i++) {
@@ -117,8 +114,7 @@ static void test_early(void)
 static void test_endings(void)
 {
     qe_engine *engine = et_engine_new(NULL);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_message message;
     qe_request *requests[3];
     for (int i = 0; i < 3; i++) {

@@ -19,8 +19,7 @@ static const char plain_rope[] = "\"rope_theta\":1000000";
 static void parse_ok(const char *rope, const char *extra, qe_config *config)
 {
     g_autofree char *text = config_text(rope, extra);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_true(qe_config_parse("config.json", text, strlen(text), config, &error));
     g_assert_no_error(error);
 }
@@ -28,8 +27,7 @@ static void parse_ok(const char *rope, const char *extra, qe_config *config)
 static void text_fails(const char *text, qe_error_code code, const char *want)
 {
     qe_config config;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     if (qe_config_parse("config.json", text, strlen(text), &config, &error))
         g_error("accepted: %s", text);
     g_assert_error(error, QE_ERROR, (int)code);
@@ -282,8 +280,7 @@ static void test_cut(void)
     g_autofree char *text = config_text(plain_rope, ",\"eos_token_id\":[1,2]");
     for (size_t n = 0; n < strlen(text); n++) {
         qe_config c;
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_autofree char *copy = g_memdup2(text, MAX(n, 1));
         g_assert_false(qe_config_parse("config.json", copy, n, &c, &error));
         g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
@@ -292,8 +289,7 @@ static void test_cut(void)
 
 static void parse_generation(const char *text, qe_generation_defaults *g)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_true(qe_generation_defaults_parse("generation_config.json", text, strlen(text), g, &error));
     g_assert_no_error(error);
 }
@@ -385,8 +381,7 @@ static void test_generation(void)
         {"", "JSON"},
     };
     for (size_t i = 0; i < G_N_ELEMENTS(bad); i++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_assert_false(qe_generation_defaults_parse("g.json", bad[i].text, strlen(bad[i].text), &g, &error));
         g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
         g_assert_nonnull(strstr(error->message, bad[i].want));

@@ -5,8 +5,7 @@
 
 static JsonParser *load_report(void)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_autofree char *path = g_build_filename(et_model_dir(), "training", "report.json", NULL);
     JsonParser *parser = json_parser_new();
     json_parser_load_from_file(parser, path, &error);
@@ -28,17 +27,14 @@ static GArray *ids_of(JsonArray *array)
 static void test_golden(void)
 {
     qe_engine *engine = et_engine_new(&(qe_engine_options){.kv_class = QE_KV_F32});
-    g_autoptr (JsonParser)
-        report = load_report();
+    g_autoptr(JsonParser) report = load_report();
     JsonArray *golden =
         json_object_get_array_member(json_node_get_object(json_parser_get_root(report)), "golden");
     g_assert_cmpuint(json_array_get_length(golden), >, 0);
     for (guint i = 0; i < json_array_get_length(golden); i++) {
         JsonObject *item = json_array_get_object_element(golden, i);
-        g_autoptr (GArray)
-            prompt = ids_of(json_object_get_array_member(item, "ids"));
-        g_autoptr (GArray)
-            greedy = ids_of(json_object_get_array_member(item, "greedy"));
+        g_autoptr(GArray) prompt = ids_of(json_object_get_array_member(item, "ids"));
+        g_autoptr(GArray) greedy = ids_of(json_object_get_array_member(item, "greedy"));
         JsonArray *top = json_object_get_array_member(item, "top");
         qe_generate_params params;
         qe_generate_params_init(&params, NULL);

@@ -33,8 +33,7 @@ static void tear_down(fixture *f)
 
 static qe_page must_alloc(fixture *f)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_page page = QE_PAGE_NONE;
     bool ok = qe_kv_page_alloc(f->pool, &page, &error);
     g_assert_no_error(error);
@@ -62,8 +61,7 @@ static const uint32_t *read_page(fixture *f, qe_page page)
 /* Checks the pool against the counts of the references that the test holds. */
 static void must_check(fixture *f, const uint32_t *n_entries)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     bool ok = qe_kv_pool_check(f->pool, n_entries, &error);
     g_assert_no_error(error);
     g_assert_true(ok);
@@ -71,8 +69,7 @@ static void must_check(fixture *f, const uint32_t *n_entries)
 
 static void must_fail_check(fixture *f, const uint32_t *n_entries, const char *text)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_false(qe_kv_pool_check(f->pool, n_entries, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_FAILED);
     if (strstr(error->message, text) == NULL)
@@ -213,8 +210,7 @@ static void test_out_of_pages(void)
         must_alloc(&f);
     g_assert_cmpuint(qe_kv_pool_n_available(f.pool), ==, 0);
     qe_page page = 12345;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_false(qe_kv_page_alloc(f.pool, &page, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_NO_MEMORY);
     g_assert_nonnull(strstr(error->message, "3"));
@@ -240,8 +236,7 @@ static void test_failed_slab(void)
     g_assert_cmpuint(qe_kv_pool_n_available(f.pool), ==, 8);
     fake_backend_fail_alloc(f.fake, 1);
     qe_page page;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_false(qe_kv_page_alloc(f.pool, &page, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_NO_MEMORY);
     g_assert_nonnull(strstr(error->message, "on request")); /* the backend's words */
@@ -266,8 +261,7 @@ static void test_huge(void)
     qk_kv_layout huge = {.dtype = QK_F32, .page_bytes = 1ull << 62};
     qe_kv_pool *pool = qe_kv_pool_new(f.backend, &huge, 100, 100, false);
     qe_page page;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_false(qe_kv_page_alloc(pool, &page, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_NO_MEMORY);
     qe_kv_pool_free(pool);
@@ -280,8 +274,7 @@ static void test_lost(void)
     set_up_with(&f, 8, 2, true);
     qe_page page = must_alloc(&f), other;
     fake_backend_lose(f.fake);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_false(qe_kv_page_alloc(f.pool, &other, &error)); /* at the fill */
     g_assert_error(error, QE_ERROR, QE_ERROR_DEVICE_LOST);
     g_clear_error(&error);

@@ -47,8 +47,7 @@ static const char *best_isa(void)
 static qe_engine *open_engine(
     const fx_file *fx, const qe_engine_options *options, qe_backend_open_fn open, void *user)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_engine *engine = qe_engine_new_with_backend(options, open, user, &error);
     g_assert_no_error(error);
     qe_engine_load(engine, fx->model_dir);
@@ -59,8 +58,7 @@ static qe_engine *open_engine(
 
 static float *eval_all(qe_engine *engine, const fx_file *fx, const fx_prompt *prompt)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     float *logits = g_new0(float, (gsize)prompt->n_ids * fx->vocab);
     qe_engine_eval(engine, 0, prompt->ids, prompt->n_ids, 0, logits, &error);
     g_assert_no_error(error);
@@ -70,8 +68,7 @@ static float *eval_all(qe_engine *engine, const fx_file *fx, const fx_prompt *pr
 /* Greedy ids after @ids, exactly @n_new of them. */
 static void generate(qe_engine *engine, const uint32_t *ids, uint32_t n_ids, uint32_t *out, uint32_t n_new)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_generate_params params;
     qe_generate_params_init(&params, NULL);
     params.session = qe_engine_open_session(engine, &error);
@@ -177,8 +174,7 @@ static void test_reference(gconstpointer data)
         return;
     }
     bool best = g_str_equal(c->isa, best_isa());
-    g_autoptr (fx_file)
-        fx = fx_open(c->model);
+    g_autoptr(fx_file) fx = fx_open(c->model);
     qe_engine_options options = {
         .isa = c->isa, .n_threads = 2, .kv_class = c->kv_class, .check_invariants = true};
     qe_engine *whole = open_engine(fx, &options, NULL, NULL);
@@ -237,8 +233,7 @@ static void test_mock(gconstpointer data)
 {
     const config *c = data;
     const char *isa = best_isa();
-    g_autoptr (fx_file)
-        fx = fx_open(c->model);
+    g_autoptr(fx_file) fx = fx_open(c->model);
     qe_engine_options options = {.isa = isa,
         .n_threads = 2,
         .kv_class = c->kv_class,

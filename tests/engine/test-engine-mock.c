@@ -75,8 +75,7 @@ static void test_out_of_memory(void)
     qe_engine_free(engine);
     uint32_t n_failures = 0;
     for (uint32_t nth = 1; nth <= 9; nth++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         mock_options = (qk_mock_options){.n_threads = 1, .fail_alloc = nth};
         engine = start(&error);
         if (!qe_engine_wait_ready(engine, &error)) {
@@ -121,8 +120,7 @@ static void test_lost(void)
     qe_engine_free(engine);
     uint32_t n_lost = 0;
     for (uint32_t nth = 1; nth <= 56; nth += 1 + nth / 8) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         mock_options = (qk_mock_options){.n_threads = 1, .lose_at = nth, .seed = nth};
         engine = start(&error);
         bool ready = qe_engine_wait_ready(engine, &error);
@@ -176,8 +174,7 @@ static void test_lost(void)
 /* Lost with several running and one queued: all end so; all sessions go on after recovery. */
 static void test_lost_together(void)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     mock_options = (qk_mock_options){.n_threads = 1, .lose_at = 20, .delay_us_max = 200};
     et_set_backend(open_mock, NULL);
     qe_engine *engine = et_engine_new(NULL);

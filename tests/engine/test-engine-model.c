@@ -104,8 +104,7 @@ static folder *folder_new(void)
 
 static void folder_free(folder *f)
 {
-    g_autoptr (GDir)
-        dir = g_dir_open(f->dir, 0, NULL);
+    g_autoptr(GDir) dir = g_dir_open(f->dir, 0, NULL);
     const char *name;
     while (dir != NULL && (name = g_dir_read_name(dir)) != NULL) {
         g_autofree char *path = g_build_filename(f->dir, name, NULL);
@@ -140,8 +139,7 @@ static void write_config(const folder *f)
 static void write_tensors(const folder *f, const char *name, guint first, guint end, uint32_t n_odd)
 {
     GString *header = g_string_new("{");
-    g_autoptr (GArray)
-        begins = g_array_new(FALSE, FALSE, sizeof(uint64_t));
+    g_autoptr(GArray) begins = g_array_new(FALSE, FALSE, sizeof(uint64_t));
     uint64_t at = n_odd;
     if (n_odd > 0)
         g_string_append_printf(
@@ -216,8 +214,7 @@ static void remove_file(const folder *f, const char *name)
 
 static qe_model *open_ok(const char *dir)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_model *model = qe_model_open(dir, &error);
     g_assert_no_error(error);
     g_assert_nonnull(model);
@@ -227,8 +224,7 @@ static qe_model *open_ok(const char *dir)
 /* The NULL-terminated words must all be in the message. */
 static void open_fails(const char *dir, qe_error_code code, ...)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_null(qe_model_open(dir, &error));
     g_assert_error(error, QE_ERROR, (int)code);
     va_list args;
@@ -277,11 +273,9 @@ static void assert_tiny(const qe_model *model)
 
 static void test_single(void)
 {
-    g_autoptr (folder)
-        f = folder_new();
+    g_autoptr(folder) f = folder_new();
     write_single(f);
-    g_autoptr (qe_model)
-        model = open_ok(f->dir);
+    g_autoptr(qe_model) model = open_ok(f->dir);
     g_autofree char *base = g_path_get_basename(f->dir);
     assert_tiny(model);
     const qe_model_weights *w = qe_model_get_weights(model);
@@ -304,22 +298,19 @@ static void test_single(void)
 
 static void test_tied(void)
 {
-    g_autoptr (folder)
-        f = folder_new();
+    g_autoptr(folder) f = folder_new();
     f->config_extra = "";
     write_single(f);
     open_fails(f->dir, QE_ERROR_FORMAT, "lm_head.weight", "missing", "[10, 8]", "tie_word_embeddings", NULL);
     add_tensor(f, "BF16", 10, 8, "lm_head.weight");
     write_single(f);
-    g_autoptr (qe_model)
-        untied = open_ok(f->dir);
+    g_autoptr(qe_model) untied = open_ok(f->dir);
     assert_weight(&qe_model_get_weights(untied)->lm_head, "lm_head.weight", QE_DTYPE_BF16, 10, 8, 25);
     g_assert_cmpuint(qe_model_get_n_params(untied), ==, qe_config_get_n_params(qe_model_get_config(untied)));
     /* Tied with a head in the file: the embedding is used, the copy listed. */
     f->config_extra = ",\"tie_word_embeddings\":true";
     write_single(f);
-    g_autoptr (qe_model)
-        tied = open_ok(f->dir);
+    g_autoptr(qe_model) tied = open_ok(f->dir);
     g_assert_cmpstr(qe_model_get_weights(tied)->lm_head.name, ==, "model.embed_tokens.weight");
     g_assert_cmpstr(qe_model_get_ignored(tied)[0], ==, "lm_head.weight");
     g_assert_null(qe_model_get_ignored(tied)[1]);
@@ -327,11 +318,9 @@ static void test_tied(void)
 
 static void test_head_dim_is_its_own(void)
 {
-    g_autoptr (folder)
-        f = folder_new_shaped(1024, 16, 8, 128);
+    g_autoptr(folder) f = folder_new_shaped(1024, 16, 8, 128);
     write_single(f);
-    g_autoptr (qe_model)
-        model = open_ok(f->dir);
+    g_autoptr(qe_model) model = open_ok(f->dir);
     const qe_layer_weights *l = &qe_model_get_weights(model)->layers[1];
     g_assert_cmpuint(l->q.rows, ==, 2048);
     g_assert_cmpuint(l->k.rows, ==, 1024);
@@ -345,11 +334,9 @@ static void test_head_dim_is_its_own(void)
 /* Each weight in turn: missing, of another shape, of a dtype that is not run. */
 static void test_each_tensor_matters(void)
 {
-    g_autoptr (folder)
-        model = folder_new();
+    g_autoptr(folder) model = folder_new();
     for (guint i = 0; i < model->tensors->len; i++) {
-        g_autoptr (folder)
-            f = folder_new();
+        g_autoptr(folder) f = folder_new();
         tensor_spec *spec = f->tensors->pdata[i];
         g_autofree char *name = g_strdup(spec->name);
         const char *dtype = spec->dtype;
@@ -387,13 +374,11 @@ static void test_each_tensor_matters(void)
 
 static void test_extra_tensors(void)
 {
-    g_autoptr (folder)
-        f = folder_new();
+    g_autoptr(folder) f = folder_new();
     add_tensor(f, "F16", 0, 2, "model.rotary_emb.inv_freq");
     add_tensor(f, "F32", 0, 2, "model.layers.1.self_attn.rotary_emb.inv_freq");
     write_single(f);
-    g_autoptr (qe_model)
-        model = open_ok(f->dir);
+    g_autoptr(qe_model) model = open_ok(f->dir);
     const char *const *ignored = qe_model_get_ignored(model);
     g_assert_cmpstr(ignored[0], ==, "model.layers.1.self_attn.rotary_emb.inv_freq");
     g_assert_cmpstr(ignored[1], ==, "model.rotary_emb.inv_freq");
@@ -406,18 +391,15 @@ static void test_extra_tensors(void)
 
 static void test_unaligned(void)
 {
-    g_autoptr (folder)
-        f = folder_new();
+    g_autoptr(folder) f = folder_new();
     write_config(f);
     write_tensors(f, "model.safetensors", 0, f->tensors->len, 3);
-    g_autoptr (qe_model)
-        model = open_ok(f->dir);
+    g_autoptr(qe_model) model = open_ok(f->dir);
     assert_tiny(model);
     g_assert_cmpuint(qe_model_get_copied_bytes(model), ==, qe_model_get_weight_bytes(model));
     /* 2 bytes: bf16 is aligned, float32 is not. */
     write_tensors(f, "model.safetensors", 0, f->tensors->len, 2);
-    g_autoptr (qe_model)
-        half = open_ok(f->dir);
+    g_autoptr(qe_model) half = open_ok(f->dir);
     assert_tiny(half);
     g_assert_cmpuint(qe_model_get_copied_bytes(half), >, 0);
     g_assert_cmpuint(qe_model_get_copied_bytes(half), <, qe_model_get_weight_bytes(half));
@@ -425,13 +407,11 @@ static void test_unaligned(void)
 
 static void test_shards(void)
 {
-    g_autoptr (folder)
-        f = folder_new();
+    g_autoptr(folder) f = folder_new();
     write_sharded(f, 9);
     /* A stray model.safetensors, and not even a good one. */
     write_text(f, "model.safetensors", "not a model");
-    g_autoptr (qe_model)
-        model = open_ok(f->dir);
+    g_autoptr(qe_model) model = open_ok(f->dir);
     assert_tiny(model);
     g_assert_null(qe_model_get_ignored(model)[0]);
 
@@ -444,14 +424,12 @@ static void test_shards(void)
     write_tensors(f, SHARD2, 9, f->tensors->len, 0);
     add_tensor(f, "BF16", 0, 8, "spare");
     write_tensors(f, SHARD2, 9, f->tensors->len, 0);
-    g_autoptr (qe_model)
-        spare = open_ok(f->dir);
+    g_autoptr(qe_model) spare = open_ok(f->dir);
     g_assert_cmpstr(qe_model_get_ignored(spare)[0], ==, "spare");
     drop_tensor(f, "spare");
     /* The same tensor in both shards: the index decides. */
     write_tensors(f, SHARD1, 0, 10, 0);
-    g_autoptr (qe_model)
-        both = open_ok(f->dir);
+    g_autoptr(qe_model) both = open_ok(f->dir);
     assert_tiny(both);
     g_assert_cmpstr(qe_model_get_ignored(both)[0], ==, "model.layers.0.mlp.gate_proj.weight");
     /* A shard that is a folder. */
@@ -482,16 +460,14 @@ static void test_index(void)
         {"", "JSON"},
         {"{\"weight_map\":{\"a\":\"x\"}} x", "JSON"},
     };
-    g_autoptr (folder)
-        f = folder_new();
+    g_autoptr(folder) f = folder_new();
     write_single(f);
     for (size_t i = 0; i < G_N_ELEMENTS(cases); i++) {
         write_text(f, INDEX, cases[i].text);
         open_fails(f->dir, QE_ERROR_FORMAT, INDEX, cases[i].want, NULL);
     }
     /* The second shard is absent and a stray single file there. */
-    g_autoptr (folder)
-        pair = folder_new();
+    g_autoptr(folder) pair = folder_new();
     write_sharded(pair, 9);
     remove_file(pair, SHARD2);
     write_text(pair, "model.safetensors", "stray");
@@ -500,8 +476,7 @@ static void test_index(void)
 
 static void test_folder_errors(void)
 {
-    g_autoptr (folder)
-        f = folder_new();
+    g_autoptr(folder) f = folder_new();
     open_fails(f->dir, QE_ERROR_FILE, "config.json", NULL);
     write_config(f);
     open_fails(f->dir, QE_ERROR_FILE, f->dir, "model.safetensors", INDEX, NULL);
@@ -509,8 +484,7 @@ static void test_folder_errors(void)
     write_text(f, "generation_config.json", "{\"eos_token_id\":[3,10]}");
     open_fails(f->dir, QE_ERROR_FORMAT, "generation_config.json", "eos_token_id", "below 10", NULL);
     write_text(f, "generation_config.json", "{\"eos_token_id\":[3,9]}");
-    g_autoptr (qe_model)
-        model = open_ok(f->dir);
+    g_autoptr(qe_model) model = open_ok(f->dir);
     qe_eos_list eos;
     qe_model_get_eos(model, -1, &eos);
     g_assert_cmpuint(eos.n, ==, 2);
@@ -530,8 +504,7 @@ static void test_folder_errors(void)
 static void test_names(void)
 {
     static const char hash[] = "0123456789abcdef0123456789abcdef01234567";
-    g_autoptr (folder)
-        f = folder_new();
+    g_autoptr(folder) f = folder_new();
     write_single(f);
     g_autofree char *cache = g_dir_make_tmp("quire-cache-XXXXXX", NULL);
     g_autofree char *entry = g_build_filename(cache, "models--Qwen--Qwen3-0.6B", NULL);
@@ -539,18 +512,15 @@ static void test_names(void)
     g_autofree char *link = g_build_filename(snapshots, hash, NULL);
     g_assert_cmpint(g_mkdir_with_parents(snapshots, 0700), ==, 0);
     g_assert_cmpint(symlink(f->dir, link), ==, 0);
-    g_autoptr (qe_model)
-        by_entry = open_ok(link);
+    g_autoptr(qe_model) by_entry = open_ok(link);
     g_assert_cmpstr(qe_model_get_name(by_entry), ==, "Qwen3-0.6B");
     f->config_extra = ",\"tie_word_embeddings\":true,\"_name_or_path\":\"someone/Tiny\"";
     write_config(f);
-    g_autoptr (qe_model)
-        by_config = open_ok(link);
+    g_autoptr(qe_model) by_config = open_ok(link);
     g_assert_cmpstr(qe_model_get_name(by_config), ==, "Tiny");
     g_autofree char *slashed = g_strconcat(f->dir, "/./", NULL);
     g_autofree char *base = g_path_get_basename(f->dir);
-    g_autoptr (qe_model)
-        by_folder = open_ok(slashed);
+    g_autoptr(qe_model) by_folder = open_ok(slashed);
     g_assert_cmpstr(qe_model_get_name(by_folder), ==, base);
     g_unlink(link);
     g_rmdir(snapshots);
@@ -560,8 +530,7 @@ static void test_names(void)
 
 static void fingerprint_of(const folder *f, uint8_t fingerprint[QE_MODEL_FINGERPRINT_BYTES])
 {
-    g_autoptr (qe_model)
-        model = open_ok(f->dir);
+    g_autoptr(qe_model) model = open_ok(f->dir);
     uint8_t again[QE_MODEL_FINGERPRINT_BYTES];
     qe_model_get_fingerprint(model, fingerprint);
     qe_model_get_fingerprint(model, again);
@@ -571,10 +540,8 @@ static void fingerprint_of(const folder *f, uint8_t fingerprint[QE_MODEL_FINGERP
 static void test_fingerprint(void)
 {
     uint8_t base[QE_MODEL_FINGERPRINT_BYTES], other[QE_MODEL_FINGERPRINT_BYTES];
-    g_autoptr (folder)
-        f = folder_new();
-    g_autoptr (folder)
-        same = folder_new();
+    g_autoptr(folder) f = folder_new();
+    g_autoptr(folder) same = folder_new();
     write_single(f);
     write_single(same);
     fingerprint_of(f, base);
@@ -619,8 +586,7 @@ static void test_shipped(void)
     const char *dir = shipped_dir();
     if (dir == NULL)
         return;
-    g_autoptr (qe_model)
-        model = open_ok(dir);
+    g_autoptr(qe_model) model = open_ok(dir);
     const qe_config *c = qe_model_get_config(model);
     const qe_generation_defaults *g = qe_model_get_generation(model);
     g_assert_cmpuint(c->n_layers, ==, 8);
@@ -670,8 +636,7 @@ static void test_shipped_cut(void)
     g_autofree char *shard = NULL;
     if (dir == NULL)
         return;
-    g_autoptr (folder)
-        f = shipped_copy(dir, &shard);
+    g_autoptr(folder) f = shipped_copy(dir, &shard);
     struct stat st;
     g_assert_cmpint(stat(shard, &st), ==, 0);
     qe_model_unref(open_ok(f->dir));
@@ -695,8 +660,7 @@ static void test_shipped_flipped(void)
     g_autofree char *shard = NULL;
     if (dir == NULL)
         return;
-    g_autoptr (folder)
-        f = shipped_copy(dir, &shard);
+    g_autoptr(folder) f = shipped_copy(dir, &shard);
     int fd = g_open(shard, O_RDWR, 0);
     uint64_t n_header = 0;
     g_assert_cmpint(pread(fd, &n_header, 8, 0), ==, 8);
@@ -708,10 +672,8 @@ static void test_shipped_flipped(void)
         g_assert_cmpint(pread(fd, &byte, 1, at), ==, 1);
         flipped = byte ^ (guint8)(1u << g_test_rand_int_range(0, 8));
         g_assert_cmpint(pwrite(fd, &flipped, 1, at), ==, 1);
-        g_autoptr (GError)
-            error = NULL;
-        g_autoptr (qe_model)
-            model = qe_model_open(f->dir, &error);
+        g_autoptr(GError) error = NULL;
+        g_autoptr(qe_model) model = qe_model_open(f->dir, &error);
         g_assert_true((model == NULL) == (error != NULL));
         if (error != NULL) {
             n_refused++;
@@ -746,8 +708,7 @@ static void test_shipped_relabelled(void)
     g_autofree char *shard = NULL;
     if (dir == NULL)
         return;
-    g_autoptr (folder)
-        f = shipped_copy(dir, &shard);
+    g_autoptr(folder) f = shipped_copy(dir, &shard);
     g_autofree char *data = NULL;
     gsize n = 0;
     g_assert_true(g_file_get_contents(shard, &data, &n, NULL));

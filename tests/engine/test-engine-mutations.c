@@ -120,8 +120,7 @@ static void load(world *w, model_fault fault)
 
 static void world_init(world *w, const fx_file *fx, qk_dtype dtype, model_fault fault)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     char message[256];
     *w = (world){.copies = g_ptr_array_new_with_free_func(g_free)};
     w->folder = qe_model_open(fx->model_dir, &error);
@@ -408,8 +407,7 @@ static void test_cache(gconstpointer data)
 {
     const config *c = data;
     double factor = c->dtype == QK_F32 ? 10 : 2;
-    g_autoptr (fx_file)
-        fx = fx_open(c->model);
+    g_autoptr(fx_file) fx = fx_open(c->model);
     const fx_prompt *prompt = fx_find(fx, c->prompt);
     g_assert_cmpuint(prompt->n_ids, >, N_PAST);
     double tolerance = fx_tolerance(prompt, N_PAST, c->dtype == QK_BF16);
@@ -466,8 +464,7 @@ static void test_model(void)
         {"no YaRN", "tiny-yarn", "random-120", MODEL_ROPE_UNSCALED},
     };
     for (guint i = 0; i < G_N_ELEMENTS(cases); i++) {
-        g_autoptr (fx_file)
-            fx = fx_open(cases[i].model);
+        g_autoptr(fx_file) fx = fx_open(cases[i].model);
         const fx_prompt *prompt = fx_find(fx, cases[i].prompt);
         world w;
         world_init(&w, fx, QK_F32, cases[i].fault);

@@ -90,8 +90,7 @@ static void test_threads(void)
     gint n_wakeups = 0;
     qe_outbox *box = qe_outbox_new(QE_OUTBOX_BYTES, count_wakeup, &n_wakeups);
     GThread *writer = g_thread_new("writer", write_numbers, box);
-    g_autoptr (GString)
-        text = g_string_new(NULL);
+    g_autoptr(GString) text = g_string_new(NULL);
     uint32_t next = 0;
     gint n_takes = 0;
     for (bool done = false; !done;) {

@@ -15,8 +15,7 @@ static const char *const openings[] = {"Tell me a story.", "My name is Mira.", "
 
 static qe_request *post(qe_engine *engine, qe_session_id session, const char *text, uint32_t max_tokens)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_message message;
     qe_generate_params params = et_user(session, text, &message);
     params.max_tokens = max_tokens;
@@ -70,8 +69,8 @@ static void compare_pools(uint32_t n_pages, uint32_t max_tokens)
 
 static void test_queueing(void)
 {
-    compare_pools(8, 40);  /* room for one conversation */
-    compare_pools(13, 40); /* for two */
+    compare_pools(6, 24);  /* room for one conversation */
+    compare_pools(10, 24); /* for two */
 }
 
 /* Replies without max_tokens are admitted on a reserve and grow: the younger ones are preempted, and still say the same. */
@@ -134,8 +133,7 @@ static void test_secrets(void)
     et_finish(pa, &ra);
     et_finish(pb, &rb);
     for (int round = 0; round < 3; round++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         qe_message message;
         qe_generate_params params = et_user(a, "What is my name?", &message);
         params.keep_messages = 2;
@@ -204,8 +202,7 @@ static void test_soak(void)
     seat seats[6] = {0};
     for (int i = 0; i < 200; i++) {
         seat *s = &seats[g_test_rand_int_range(0, G_N_ELEMENTS(seats))];
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         switch (g_test_rand_int_range(0, 8)) {
         case 0:
             if (s->id && !s->request) {

@@ -33,15 +33,13 @@ static GByteArray *image(const char *header, size_t n_data)
 /* Opens @header + data both from memory and from a file; both must agree. NULL @want: must open. */
 static void expect_header(const char *header, size_t n_data, qe_error_code code, const char *want)
 {
-    g_autoptr (GByteArray)
-        bytes = image(header, n_data);
+    g_autoptr(GByteArray) bytes = image(header, n_data);
     g_autofree char *path = write_file("case.safetensors", bytes->data, bytes->len);
     for (int from_file = 0; from_file < 2; from_file++) {
-        g_autoptr (GError)
-            error = NULL;
-        g_autoptr (qe_safetensors)
-            st = from_file ? qe_safetensors_open(path, &error)
-                           : qe_safetensors_new_from_memory(path, bytes->data, bytes->len, &error);
+        g_autoptr(GError) error = NULL;
+        g_autoptr(qe_safetensors) st =
+            from_file ? qe_safetensors_open(path, &error)
+                      : qe_safetensors_new_from_memory(path, bytes->data, bytes->len, &error);
         if (want == NULL) {
             g_assert_no_error(error);
             g_assert_nonnull(st);
@@ -110,10 +108,8 @@ static void test_whole_files(void)
         gsize n_bytes = 0;
         g_autofree guchar *data = g_base64_decode(b46[i].base64, &n_bytes);
         g_autofree char *path = write_file("whole.safetensors", data, n_bytes);
-        g_autoptr (GError)
-            error = NULL;
-        g_autoptr (qe_safetensors)
-            st = qe_safetensors_open(path, &error);
+        g_autoptr(GError) error = NULL;
+        g_autoptr(qe_safetensors) st = qe_safetensors_open(path, &error);
         if (b46[i].want != NULL) {
             g_assert_null(st);
             g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
@@ -199,14 +195,11 @@ static void test_headers(void)
 
 static void test_names_and_order(void)
 {
-    g_autoptr (GByteArray)
-        bytes = image("{\"b\":" T("BF16", "[2]", "[0,4]") ",\"a\\u00e9\":" T(
-                          "U8", "[1]", "[8,9]") ",\"a\":" T("F32", "[1]", "[4,8]") "} ",
-            9);
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (qe_safetensors)
-        st = qe_safetensors_new_from_memory("mem", bytes->data, bytes->len, &error);
+    g_autoptr(GByteArray) bytes = image("{\"b\":" T("BF16", "[2]", "[0,4]") ",\"a\\u00e9\":" T(
+                                            "U8", "[1]", "[8,9]") ",\"a\":" T("F32", "[1]", "[4,8]") "} ",
+        9);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(qe_safetensors) st = qe_safetensors_new_from_memory("mem", bytes->data, bytes->len, &error);
     g_assert_no_error(error);
     const char *const want[] = {"a", "a\303\251", "b"};
     g_assert_cmpuint(qe_safetensors_get_n_tensors(st), ==, 3);
@@ -222,13 +215,11 @@ static void test_names_and_order(void)
 
 static void test_unaligned_is_said(void)
 {
-    g_autoptr (GByteArray)
-        bytes = image("{\"a\":" T("U8", "[1]", "[0,1]") ",\"b\":" T("F32", "[1]", "[1,5]") "}", 5);
+    g_autoptr(GByteArray) bytes =
+        image("{\"a\":" T("U8", "[1]", "[0,1]") ",\"b\":" T("F32", "[1]", "[1,5]") "}", 5);
     g_autofree char *path = write_file("odd.safetensors", bytes->data, bytes->len);
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (qe_safetensors)
-        st = qe_safetensors_open(path, &error);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(qe_safetensors) st = qe_safetensors_open(path, &error);
     g_assert_no_error(error);
     const qe_safetensor *a = qe_safetensors_find(st, "a"), *b = qe_safetensors_find(st, "b");
     g_assert_false(a->unaligned);
@@ -247,8 +238,7 @@ static void test_not_a_file(void)
     } cases[] = {
         {temp_dir, "a folder"}, {fifo, "a FIFO"}, {"/dev/zero", "a device"}, {absent, "cannot open"}};
     for (size_t i = 0; i < G_N_ELEMENTS(cases); i++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_assert_null(qe_safetensors_open(cases[i].path, &error));
         g_assert_error(error, QE_ERROR, QE_ERROR_FILE);
         g_assert_nonnull(strstr(error->message, cases[i].want));
@@ -262,12 +252,10 @@ static void test_not_a_file(void)
 static void test_cut_and_flipped(void)
 {
     const char *header = "{\"a\":" T("F32", "[2,2]", "[0,16]") ",\"b\":" T("BF16", "[2]", "[16,20]") "}";
-    g_autoptr (GByteArray)
-        good = image(header, 20);
+    g_autoptr(GByteArray) good = image(header, 20);
     for (guint n = 0; n < good->len; n++) {
         g_autofree guint8 *copy = g_memdup2(good->data, MAX(n, 1)); /* exact size: a read past it is seen */
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_assert_null(qe_safetensors_new_from_memory("cut", copy, n, &error));
         g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
     }
@@ -276,10 +264,8 @@ static void test_cut_and_flipped(void)
         for (guint bit = 0; bit < 8; bit++) {
             g_autofree guint8 *copy = g_memdup2(good->data, good->len);
             copy[at] ^= (guint8)(1u << bit);
-            g_autoptr (GError)
-                error = NULL;
-            g_autoptr (qe_safetensors)
-                st = qe_safetensors_new_from_memory("flip", copy, good->len, &error);
+            g_autoptr(GError) error = NULL;
+            g_autoptr(qe_safetensors) st = qe_safetensors_new_from_memory("flip", copy, good->len, &error);
             g_assert_true((st == NULL) == (error != NULL));
             n_opened += st != NULL;
             if (at < 8)
@@ -299,8 +285,7 @@ static void test_depth(void)
         g_string_append_c(deep, ']');
     g_string_append_c(deep, '}');
     for (int kind = 0; kind < 2; kind++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_assert_null(qe_json_parse("deep.json", deep->str, deep->len, QE_JSON_DEFAULT, &error));
         g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
         g_assert_nonnull(strstr(error->message, "nested too deeply"));
@@ -310,16 +295,15 @@ static void test_depth(void)
     }
     /* 128 levels are fine, 129 are not. */
     for (int levels = QE_JSON_DEPTH_MAX; levels <= QE_JSON_DEPTH_MAX + 1; levels++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_string_assign(deep, "{\"a\":");
         for (int i = 1; i < levels; i++)
             g_string_append_c(deep, '[');
         for (int i = 1; i < levels; i++)
             g_string_append_c(deep, ']');
         g_string_append_c(deep, '}');
-        g_autoptr (JsonObject)
-            object = qe_json_parse("deep.json", deep->str, deep->len, QE_JSON_DEFAULT, &error);
+        g_autoptr(JsonObject) object =
+            qe_json_parse("deep.json", deep->str, deep->len, QE_JSON_DEFAULT, &error);
         g_assert_cmpint(object != NULL, ==, levels == QE_JSON_DEPTH_MAX);
     }
     g_string_free(deep, TRUE);
@@ -335,24 +319,21 @@ static void test_json_grammar(void)
         "{\"a\":\"\\u12\"}", "{\"a\":\"", "{\"a\":1}/**/", "/**/{\"a\":1}", "{\"a\":1,\"a\":2}",
         "{\"a\":[{\"b\":1,\"b\":1}]}", "{\"a\":9223372036854775808}", "\xef\xbb\xbf{}"};
     for (size_t i = 0; i < G_N_ELEMENTS(good); i++) {
-        g_autoptr (GError)
-            error = NULL;
-        g_autoptr (JsonObject)
-            object = qe_json_parse("x.json", good[i], strlen(good[i]), QE_JSON_DEFAULT, &error);
+        g_autoptr(GError) error = NULL;
+        g_autoptr(JsonObject) object =
+            qe_json_parse("x.json", good[i], strlen(good[i]), QE_JSON_DEFAULT, &error);
         g_assert_no_error(error);
         g_assert_nonnull(object);
     }
     for (size_t i = 0; i < G_N_ELEMENTS(bad); i++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         if (qe_json_parse("x.json", bad[i], strlen(bad[i]), QE_JSON_DEFAULT, &error) != NULL)
             g_error("accepted: %s", bad[i]);
         g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
         g_assert_nonnull(strstr(error->message, "x.json"));
     }
     static const char big[] = "{\"model_max_length\":1000000000000000019884624838656}";
-    g_autoptr (JsonObject)
-        object = qe_json_parse("x.json", big, strlen(big), QE_JSON_BIG_INTEGERS, NULL);
+    g_autoptr(JsonObject) object = qe_json_parse("x.json", big, strlen(big), QE_JSON_BIG_INTEGERS, NULL);
     g_assert_nonnull(object);
 }
 
@@ -367,8 +348,7 @@ static void test_excerpts(void)
         g_string_append(text, "\":1");
     }
     g_string_append_c(text, '}');
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_null(qe_json_parse("x.json", text->str, text->len, QE_JSON_DEFAULT, &error));
     g_assert_true(g_utf8_validate(error->message, -1, NULL));
     g_assert_cmpint(g_utf8_strlen(error->message, -1), <, 100);
@@ -382,8 +362,7 @@ static void test_file_bounds(void)
     g_autofree char *path = write_file("twelve.json", "{\"a\":12345}\n", 12);
     char *data = NULL;
     size_t n = 0;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_false(qe_file_read(path, 11, &data, &n, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
     g_assert_nonnull(strstr(error->message, "at most 11 bytes, found 12"));

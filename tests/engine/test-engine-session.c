@@ -68,8 +68,7 @@ static void append(qe_session *s, uint32_t n, uint32_t base)
 /* Plays a step over the next @n tokens; a token's stamp is its id. */
 static void compute(fixture *f, qe_session *s, uint32_t n)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     uint32_t begin = qe_session_n_cached(s);
     bool ok = qe_session_reserve(s, begin + n, &error);
     g_assert_no_error(error);
@@ -92,8 +91,7 @@ static void must_hold_ids(fixture *f, qe_session *s)
 
 static void must_check(fixture *f, qe_session *const *sessions, uint32_t n)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_autofree uint32_t *n_entries = g_new0(uint32_t, qe_kv_pool_n_reserved(f->pool) + 1);
     for (uint32_t i = 0; i < n; i++) {
         if (sessions[i] == NULL)
@@ -346,8 +344,7 @@ static void test_turns(void)
  * fails, the call changes nothing, and the story ends well once there is room. */
 static void play_story(fixture *f, uint32_t fail_slab, uint32_t *n_failed)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_session *s[3] = {qe_session_new(f->pool, 1)};
     append(s[0], 70, 0);
     if (fail_slab > 0)
@@ -427,8 +424,7 @@ static void test_lost(void)
     compute(&f, s[0], 70);
     s[1] = qe_session_fork(s[0], 2, 40, NULL);
     fake_backend_lose(f.fake);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_false(qe_session_reserve(s[1], 41, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_DEVICE_LOST);
     must_check(&f, s, 2);
@@ -474,8 +470,7 @@ static void test_check_fails(void)
     append(s, 40, 0);
     compute(&f, s, 40);
     const qe_page *pages = qe_session_pages(s);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
 
     qe_kv_page_seal(
         f.pool, pages[2]); /* a part-filled page sealed is the form of a cut page: allowed only last */
@@ -558,8 +553,7 @@ static bool walk_reserve(walk *w, shadow *s, uint32_t n_tokens)
 {
     uint32_t n_needed = qe_session_pages_needed(s->real, n_tokens);
     uint32_t n_available = qe_kv_pool_n_available(w->f.pool), n_pages = qe_session_n_pages(s->real);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     bool ok = qe_session_reserve(s->real, n_tokens, &error);
     g_assert_cmpint(ok, ==, n_needed <= n_available);
     if (!ok) {

@@ -119,8 +119,7 @@ static void test_seeds(void)
     sample(engine, true, b.receipt.seed, &a);
     et_assert_same(&a, &b);
 
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     sample(engine, true, 7, &a);
     qe_message message;
     qe_generate_params params = et_user(et_open(engine), "Tell me a story.", &message);
@@ -142,8 +141,7 @@ static void test_seeds(void)
 static void test_backpressure(void)
 {
     qe_engine *engine = et_engine_new(&(qe_engine_options){.context_max = 400, .outbox_bytes = 200});
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_message message;
     qe_generate_params params = et_user(et_open(engine), "Tell me a story.", &message);
     params.ignore_eos = true;
@@ -178,12 +176,10 @@ static void test_backpressure(void)
 /* A copy of the model whose final norm is NaN: every logit is one. It is an error, not a token, and the session lives. */
 static void test_not_a_number(void)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_autofree char *dir = g_dir_make_tmp("quire-test-XXXXXX", &error);
     g_assert_no_error(error);
-    g_autoptr (GDir)
-        files = g_dir_open(et_model_dir(), 0, &error);
+    g_autoptr(GDir) files = g_dir_open(et_model_dir(), 0, &error);
     g_assert_no_error(error);
     for (const char *name; (name = g_dir_read_name(files));) {
         g_autofree char *from = g_build_filename(et_model_dir(), name, NULL);
@@ -194,8 +190,7 @@ static void test_not_a_number(void)
             continue;
         g_assert_true(g_file_get_contents(from, &data, &n, NULL));
         if (g_str_has_suffix(name, ".safetensors")) {
-            g_autoptr (qe_safetensors)
-                st = qe_safetensors_open(from, &error);
+            g_autoptr(qe_safetensors) st = qe_safetensors_open(from, &error);
             g_assert_no_error(error);
             const qe_safetensor *norm = qe_safetensors_find(st, "model.norm.weight");
             uint64_t header;
@@ -239,8 +234,7 @@ static void test_bad_params(void)
     qe_message message;
     qe_session_id session = et_open(engine);
     for (int i = 0; i < 9; i++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         qe_generate_params params = et_user(session, "x", &message);
         const char *empty[] = {"", NULL};
         switch (i) {
@@ -275,8 +269,7 @@ static void test_bad_params(void)
         g_assert_null(qe_engine_generate(engine, &params, &error));
         g_assert_error(error, QE_ERROR, QE_ERROR_INVALID);
     }
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_generate_params params = et_user(session + 1, "x", &message);
     g_assert_null(qe_engine_generate(engine, &params, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_NOT_FOUND);

@@ -7,8 +7,7 @@
 
 static bool accepts(const char *source, qe_template_form *form)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     bool ok = qe_template_recognise("chat_template.jinja", source, form, &error);
     g_assert_cmpint(ok, ==, error == NULL);
     if (!ok) {
@@ -26,8 +25,7 @@ static char *demo_source(void)
 
 static char *replace(const char *source, const char *from, const char *to)
 {
-    g_autoptr (GString)
-        text = g_string_new(source);
+    g_autoptr(GString) text = g_string_new(source);
     g_assert_cmpuint(g_string_replace(text, from, to, 0), >, 0);
     return g_string_free(g_steal_pointer(&text), FALSE);
 }

@@ -14,8 +14,7 @@ typedef struct {
 
 static model open_model(const char *dir)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     model m = {.tokenizer = qe_tokenizer_new(dir, &error)};
 
     g_assert_no_error(error);
@@ -69,12 +68,9 @@ static qe_template_role role_of(const char *name)
 
 static void run_case(const model *m, JsonObject *c)
 {
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (GArray)
-        ids = new_ids();
-    g_autoptr (GArray)
-        expected = new_ids();
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GArray) ids = new_ids();
+    g_autoptr(GArray) expected = new_ids();
     g_autofree char *decoded = NULL;
     JsonArray *list = json_object_get_array_member(c, "messages");
     const char *text = json_object_get_string_member(c, "text");
@@ -114,10 +110,8 @@ static void run_case(const model *m, JsonObject *c)
 
 static void run_fixture(const model *m, const char *name)
 {
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (JsonParser)
-        parser = json_parser_new();
+    g_autoptr(GError) error = NULL;
+    g_autoptr(JsonParser) parser = json_parser_new();
     g_autofree char *path = g_build_filename(g_getenv("QUIRE_TEST_FIXTURES"), "template", name, NULL);
     JsonArray *cases;
 
@@ -155,8 +149,7 @@ static void test_jinja_qwen3(void)
 
 static bool render1(const model *m, qe_template_thinking thinking, const char *user, GArray *ids)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_template_message message = {QE_TEMPLATE_USER, user, strlen(user)};
     bool ok = qe_template_render(m->template, &message, 1, thinking, true, ids, &error);
 
@@ -168,10 +161,8 @@ static bool render1(const model *m, qe_template_thinking thinking, const char *u
 static void test_incremental_without_thinking(void)
 {
     const char *dir = qwen_dir();
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (GArray)
-        ids = new_ids();
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GArray) ids = new_ids();
     bool changed;
 
     if (dir == NULL)
@@ -185,8 +176,7 @@ static void test_incremental_without_thinking(void)
     const guint reply_begin = 6;
     guint kept = reply_begin + qe_template_n_reply_prefix(m.template);
     g_assert_cmpuint(kept, ==, 9);
-    g_autoptr (GArray)
-        stripped = new_ids();
+    g_autoptr(GArray) stripped = new_ids();
     g_assert_true(qe_template_strip_reply(
         m.template, (uint32_t *)(void *)ids->data + kept, ids->len - kept, stripped, &changed, &error));
     g_assert_true(changed);
@@ -205,10 +195,8 @@ static void test_incremental_without_thinking(void)
 static void test_known_ids(void)
 {
     const char *dir = qwen_dir();
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (GArray)
-        ids = new_ids();
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GArray) ids = new_ids();
 
     if (dir == NULL)
         return;
@@ -238,10 +226,8 @@ static void test_text_never_becomes_control(void)
     uint32_t end = qe_template_end_id(m.template);
 
     for (int role = 0; role < 3; role++) {
-        g_autoptr (GError)
-            error = NULL;
-        g_autoptr (GArray)
-            ids = new_ids();
+        g_autoptr(GError) error = NULL;
+        g_autoptr(GArray) ids = new_ids();
         guint n_controls = 0;
 
         g_assert_true(qe_template_append_message(m.template, role, evil, strlen(evil), ids, &error));
@@ -261,12 +247,9 @@ static void test_incremental_equals_render(void)
 
     for (gsize i = 0; i < G_N_ELEMENTS(replies); i++)
         for (int ended = 0; ended < 2; ended++) {
-            g_autoptr (GError)
-                error = NULL;
-            g_autoptr (GArray)
-                ids = new_ids();
-            g_autoptr (GArray)
-                whole = new_ids();
+            g_autoptr(GError) error = NULL;
+            g_autoptr(GArray) ids = new_ids();
+            g_autoptr(GArray) whole = new_ids();
             uint32_t end = qe_template_end_id(m.template);
             qe_template_message messages[] = {{QE_TEMPLATE_SYSTEM, "Be kind.", 8},
                 {QE_TEMPLATE_USER, "How are you?", 12},
@@ -304,12 +287,9 @@ static void test_strip(void)
     model m = open_model(demo_dir());
 
     for (gsize i = 0; i < G_N_ELEMENTS(cases); i++) {
-        g_autoptr (GError)
-            error = NULL;
-        g_autoptr (GArray)
-            ids = new_ids();
-        g_autoptr (GArray)
-            out = new_ids();
+        g_autoptr(GError) error = NULL;
+        g_autoptr(GArray) ids = new_ids();
+        g_autoptr(GArray) out = new_ids();
         g_autofree char *text = NULL;
         bool changed;
         gsize n;
@@ -328,10 +308,8 @@ static void test_strip(void)
 /* Writes a folder with @config as tokenizer_config.json and tries to open its template. */
 static void expect_refused(const char *config, int code, const char *word)
 {
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (qe_tokenizer)
-        tokenizer = qe_tokenizer_new(demo_dir(), &error);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(qe_tokenizer) tokenizer = qe_tokenizer_new(demo_dir(), &error);
     g_autofree char *dir = g_dir_make_tmp("quire-template-XXXXXX", NULL);
     g_autofree char *path = g_build_filename(dir, "tokenizer_config.json", NULL);
 
@@ -369,10 +347,8 @@ static void run_form(
     g_autofree char *config = g_build_filename(dir, "tokenizer_config.json", NULL);
     g_autofree char *jinja = g_build_filename(dir, "chat_template.jinja", NULL);
     g_autofree char *source = template_form_source(qwen, form);
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (GArray)
-        ids = new_ids();
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GArray) ids = new_ids();
     model m = {.tokenizer = qe_tokenizer_new(qwen, &error)};
 
     g_assert_no_error(error);

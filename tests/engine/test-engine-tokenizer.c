@@ -26,8 +26,7 @@ static qe_tokenizer *open_qwen(void)
         return NULL;
     }
     if (cached == NULL) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         cached = qe_tokenizer_new(dir, &error);
         g_assert_no_error(error);
     }
@@ -36,8 +35,7 @@ static qe_tokenizer *open_qwen(void)
 
 static qe_tokenizer *open_demo(void)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_tokenizer *tokenizer = qe_tokenizer_new(g_getenv("QUIRE_TEST_MODEL"), &error);
     g_assert_no_error(error);
     return tokenizer;
@@ -45,8 +43,7 @@ static qe_tokenizer *open_demo(void)
 
 static GArray *encode(const qe_tokenizer *tokenizer, const char *text, gsize n, qe_encode_flags flags)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     GArray *ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     bool ok = qe_tokenizer_encode(tokenizer, text, n, flags, ids, &error);
     g_assert_no_error(error);
@@ -66,8 +63,7 @@ static char *show_ids(const uint32_t *ids, gsize n)
 static void check_ids_n(const qe_tokenizer *tokenizer, const char *text, gsize n_bytes, qe_encode_flags flags,
     const uint32_t *ids, gsize n)
 {
-    g_autoptr (GArray)
-        got = encode(tokenizer, text, n_bytes, flags);
+    g_autoptr(GArray) got = encode(tokenizer, text, n_bytes, flags);
     if (got->len == n && (n == 0 || memcmp(got->data, ids, n * sizeof *ids) == 0))
         return;
     g_autofree char *want_text = show_ids(ids, n);
@@ -116,14 +112,12 @@ static JsonParser *load_cases(void)
     g_autofree char *path =
         g_build_filename(g_getenv("QUIRE_TEST_FIXTURES"), "tokenizer", "qwen3-cases.json", NULL);
     g_autofree char *data = NULL;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_file_get_contents(path, &data, NULL, &error);
     g_assert_no_error(error);
     g_assert_null(strstr(data, "\\uf8fe"));
     g_assert_null(strstr(data, "\\u0001"));
-    g_autoptr (GString)
-        text = g_string_new(data);
+    g_autoptr(GString) text = g_string_new(data);
     g_string_replace(text, "\\u0000", "\\uf8fe", 0);
     JsonParser *parser = json_parser_new();
     json_parser_load_from_data(parser, text->str, (gssize)text->len, &error);
@@ -133,20 +127,16 @@ static JsonParser *load_cases(void)
 
 static void test_qwen_cases(void)
 {
-    g_autoptr (qe_tokenizer)
-        tokenizer = open_qwen();
+    g_autoptr(qe_tokenizer) tokenizer = open_qwen();
     if (tokenizer == NULL)
         return;
-    g_autoptr (JsonParser)
-        parser = load_cases();
+    g_autoptr(JsonParser) parser = load_cases();
     JsonArray *cases = json_node_get_array(json_parser_get_root(parser));
-    g_autoptr (GArray)
-        want = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_autoptr(GArray) want = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     guint n_plain = 0;
     for (guint i = 0; i < json_array_get_length(cases); i++) {
         JsonObject *object = json_array_get_object_element(cases, i);
-        g_autoptr (GString)
-            text = read_text(object);
+        g_autoptr(GString) text = read_text(object);
         read_ids(object, "ids", want);
         check_ids_n(tokenizer, text->str, text->len, QE_ENCODE_ADDED_TOKENS, (uint32_t *)(gpointer)want->data,
             want->len);
@@ -170,8 +160,7 @@ static void test_qwen_cases(void)
 
 static void test_qwen_regex(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_qwen();
+    g_autoptr(qe_tokenizer) t = open_qwen();
     if (t == NULL)
         return;
     check_ids(t, "=>", QE_ENCODE_PLAIN, 2179);
@@ -196,8 +185,7 @@ static void test_qwen_regex(void)
 
 static void test_qwen_normal_form(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_qwen();
+    g_autoptr(qe_tokenizer) t = open_qwen();
     if (t == NULL)
         return;
     check_ids(t, "e\u0301", QE_ENCODE_PLAIN, 963);
@@ -213,8 +201,7 @@ static void test_qwen_normal_form(void)
 
 static void test_qwen_ill_formed(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_qwen();
+    g_autoptr(qe_tokenizer) t = open_qwen();
     if (t == NULL)
         return;
     check_ids(t, "\xe7\x8c", QE_ENCODE_PLAIN, 5691);
@@ -227,8 +214,7 @@ static void test_qwen_ill_formed(void)
 
 static void test_qwen_decode(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_qwen();
+    g_autoptr(qe_tokenizer) t = open_qwen();
     if (t == NULL)
         return;
     static const uint32_t ids[] = {151667, 271, 151668, 271, 9707, 0, 151645};
@@ -276,8 +262,7 @@ static void check_repeated(const qe_tokenizer *t, const char *unit, gsize n, gsi
     const uint32_t *rest, gsize n_rest)
 {
     g_autofree char *text = repeat(unit, n);
-    g_autoptr (GArray)
-        ids = encode(t, text, strlen(text), QE_ENCODE_PLAIN);
+    g_autoptr(GArray) ids = encode(t, text, strlen(text), QE_ENCODE_PLAIN);
     g_assert_cmpuint(ids->len, ==, n_same + n_rest);
     for (gsize i = 0; i < n_same; i++)
         g_assert_cmpuint(g_array_index(ids, uint32_t, i), ==, same);
@@ -293,8 +278,7 @@ static void *long_runs(void *data)
     check_repeated(t, "\r\n", 6000, 1500, 26238, NULL, 0);
     g_autofree char *spaces = repeat(" ", 40001);
     g_autofree char *text = g_strconcat(spaces, "q", NULL);
-    g_autoptr (GArray)
-        ids = encode(t, text, strlen(text), QE_ENCODE_PLAIN);
+    g_autoptr(GArray) ids = encode(t, text, strlen(text), QE_ENCODE_PLAIN);
     g_assert_cmpuint(ids->len, ==, 314);
     for (guint i = 0; i < 312; i++)
         g_assert_cmpuint(g_array_index(ids, uint32_t, i), ==, 56940);
@@ -303,8 +287,7 @@ static void *long_runs(void *data)
     /* A megabyte of one letter, and one of marks that all want to be reordered. */
     check_repeated(t, "Z", 1 << 20, 1 << 19, 33536, NULL, 0);
     g_autofree char *marks = repeat("\u0301\u0316", 1 << 18);
-    g_autoptr (GArray)
-        mark_ids = encode(t, marks, strlen(marks), QE_ENCODE_PLAIN);
+    g_autoptr(GArray) mark_ids = encode(t, marks, strlen(marks), QE_ENCODE_PLAIN);
     g_assert_cmpuint(mark_ids->len, >=, 1 << 18);
     return NULL;
 }
@@ -322,27 +305,22 @@ static void run_on_small_stack(void *(*fn)(void *), void *data)
 
 static void test_qwen_long_runs(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_qwen();
+    g_autoptr(qe_tokenizer) t = open_qwen();
     if (t != NULL)
         run_on_small_stack(long_runs, t);
 }
 
 static void test_demo_golden(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_demo();
+    g_autoptr(qe_tokenizer) t = open_demo();
     g_autofree char *path = g_build_filename(g_getenv("QUIRE_TEST_MODEL"), "training", "report.json", NULL);
-    g_autoptr (JsonParser)
-        parser = json_parser_new();
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(JsonParser) parser = json_parser_new();
+    g_autoptr(GError) error = NULL;
     json_parser_load_from_file(parser, path, &error);
     g_assert_no_error(error);
     JsonArray *golden =
         json_object_get_array_member(json_node_get_object(json_parser_get_root(parser)), "golden");
-    g_autoptr (GArray)
-        want = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_autoptr(GArray) want = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     g_assert_cmpuint(json_array_get_length(golden), >, 0);
     for (guint i = 0; i < json_array_get_length(golden); i++) {
         JsonObject *object = json_array_get_object_element(golden, i);
@@ -362,13 +340,10 @@ static void test_demo_golden(void)
 /* Any text comes back, in normal form. */
 static void test_demo_round_trip(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_demo();
-    g_autoptr (GRand)
-        rand = g_rand_new_with_seed(20261202);
+    g_autoptr(qe_tokenizer) t = open_demo();
+    g_autoptr(GRand) rand = g_rand_new_with_seed(20261202);
     for (int round = 0; round < 400; round++) {
-        g_autoptr (GString)
-            text = g_string_new(NULL);
+        g_autoptr(GString) text = g_string_new(NULL);
         int n = g_rand_int_range(rand, 0, 60);
         for (int i = 0; i < n; i++) {
             static const gunichar ends[] = {0x80, 0x80, 0x250, 0x3000, 0xa000, 0xd800, 0x20000};
@@ -381,8 +356,7 @@ static void test_demo_round_trip(void)
         }
         gsize n_normal = text->len, n_decoded;
         g_autofree char *normal = qe_nfc_normalize(text->str, text->len, &n_normal);
-        g_autoptr (GArray)
-            ids = encode(t, text->str, text->len, QE_ENCODE_PLAIN);
+        g_autoptr(GArray) ids = encode(t, text->str, text->len, QE_ENCODE_PLAIN);
         for (guint i = 0; i < ids->len; i++)
             g_assert_false(qe_tokenizer_is_added(t, g_array_index(ids, uint32_t, i)));
         g_autofree char *decoded =
@@ -394,11 +368,9 @@ static void test_demo_round_trip(void)
 /* The normal form against GLib's own, which is right on text without NUL. */
 static void test_normal_form(void)
 {
-    g_autoptr (GRand)
-        rand = g_rand_new_with_seed(7);
+    g_autoptr(GRand) rand = g_rand_new_with_seed(7);
     for (int round = 0; round < 3000; round++) {
-        g_autoptr (GString)
-            text = g_string_new(NULL);
+        g_autoptr(GString) text = g_string_new(NULL);
         int n = g_rand_int_range(rand, 1, 12);
         for (int i = 0; i < n; i++) {
             static const gunichar ranges[][2] = {{0x41, 0x5b}, {0xc0, 0x250}, {0x300, 0x370}, {0x370, 0x500},
@@ -466,10 +438,8 @@ static GString *small_file(const small *s)
 
 static qe_tokenizer *small_tokenizer(const small *s)
 {
-    g_autoptr (GString)
-        file = small_file(s);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GString) file = small_file(s);
+    g_autoptr(GError) error = NULL;
     qe_tokenizer *t = qe_tokenizer_parse("small.json", file->str, file->len, &error);
     g_assert_no_error(error);
     return t;
@@ -477,12 +447,9 @@ static qe_tokenizer *small_tokenizer(const small *s)
 
 static void check_refused(const small *s, int code, const char *part)
 {
-    g_autoptr (GString)
-        file = small_file(s);
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (qe_tokenizer)
-        t = qe_tokenizer_parse("small.json", file->str, file->len, &error);
+    g_autoptr(GString) file = small_file(s);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(qe_tokenizer) t = qe_tokenizer_parse("small.json", file->str, file->len, &error);
     g_assert_null(t);
     g_assert_nonnull(error);
     if (!g_error_matches(error, QE_ERROR, code) || strstr(error->message, part) == NULL ||
@@ -495,12 +462,11 @@ static void test_small_merges(void)
 {
     /* Rank decides before position; a result may merge further; both spellings of merges. */
     for (int first = 0; first < 2; first++) {
-        g_autoptr (qe_tokenizer)
-            t = small_tokenizer(&(small){
-                .vocab = ",\"ab\":256,\"bc\":257,\"abc\":258,\"aa\":259",
-                .merges = "\"b c\",[\"a\",\"bc\"],\"a b\",[\"a\",\"a\"]",
-                .merges_first = first,
-            });
+        g_autoptr(qe_tokenizer) t = small_tokenizer(&(small){
+            .vocab = ",\"ab\":256,\"bc\":257,\"abc\":258,\"aa\":259",
+            .merges = "\"b c\",[\"a\",\"bc\"],\"a b\",[\"a\",\"a\"]",
+            .merges_first = first,
+        });
         check_ids(t, "abc", QE_ENCODE_PLAIN, 258);
         check_ids(t, "ab", QE_ENCODE_PLAIN, 256);
         check_ids(t, "aaa", QE_ENCODE_PLAIN, 259, 'a');
@@ -509,19 +475,17 @@ static void test_small_merges(void)
     }
     /* A token that no merge makes is found only when the file says so. */
     small s = {.vocab = ",\"xyz\":256"};
-    g_autoptr (qe_tokenizer)
-        strict = small_tokenizer(&s);
+    g_autoptr(qe_tokenizer) strict = small_tokenizer(&s);
     check_ids(strict, "xyz", QE_ENCODE_PLAIN, 'x', 'y', 'z');
     check_ids(
         strict, "xyz", QE_ENCODE_PLAIN, 'x', 'y', 'z'); /* what the first call learned changes nothing */
     s.model = "\"ignore_merges\":true,";
-    g_autoptr (qe_tokenizer)
-        loose = small_tokenizer(&s);
+    g_autoptr(qe_tokenizer) loose = small_tokenizer(&s);
     check_ids(loose, "xyz", QE_ENCODE_PLAIN, 256);
     check_ids(loose, "xyzx", QE_ENCODE_PLAIN, 'x', 'y', 'z', 'x');
     /* A vocabulary string outside the byte alphabet never comes out of encoding, but decodes to itself. */
-    g_autoptr (qe_tokenizer)
-        foreign = small_tokenizer(&(small){.vocab = ",\"\u4f60\":256", .model = "\"ignore_merges\":true,"});
+    g_autoptr(qe_tokenizer) foreign =
+        small_tokenizer(&(small){.vocab = ",\"\u4f60\":256", .model = "\"ignore_merges\":true,"});
     check_ids(foreign, "\u4f60", QE_ENCODE_PLAIN, 0xe4, 0xbd, 0xa0);
     g_autofree char *text = qe_tokenizer_decode(foreign, (const uint32_t[]){256}, 1, false, NULL);
     g_assert_cmpstr(text, ==, "\u4f60");
@@ -529,15 +493,14 @@ static void test_small_merges(void)
 
 static void test_small_added(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = small_tokenizer(&(small){
-            .members = "\"normalizer\":{\"type\":\"NFC\"},\"decoder\":{\"type\":\"ByteLevel\"},"
-                       "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"use_regex\":true}",
-            .added = "{\"id\":300,\"content\":\"<a>\",\"special\":true},{\"id\":301,\"content\":\"<a><b>\","
-                     "\"special\":true},"
-                     "{\"id\":302,\"content\":\"<ab\",\"special\":true},{\"id\":303,\"content\":\"\u00d6-"
-                     "tok\",\"special\":false}",
-        });
+    g_autoptr(qe_tokenizer) t = small_tokenizer(&(small){
+        .members = "\"normalizer\":{\"type\":\"NFC\"},\"decoder\":{\"type\":\"ByteLevel\"},"
+                   "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"use_regex\":true}",
+        .added = "{\"id\":300,\"content\":\"<a>\",\"special\":true},{\"id\":301,\"content\":\"<a><b>\","
+                 "\"special\":true},"
+                 "{\"id\":302,\"content\":\"<ab\",\"special\":true},{\"id\":303,\"content\":\"\u00d6-"
+                 "tok\",\"special\":false}",
+    });
     check_ids(t, "<a>", QE_ENCODE_ADDED_TOKENS, 300);
     check_ids(t, "<a><b><a>", QE_ENCODE_ADDED_TOKENS, 301, 300); /* the longest */
     check_ids(t, "<<ab<a", QE_ENCODE_ADDED_TOKENS, '<', 302, '<', 'a');
@@ -624,8 +587,7 @@ static void test_refused(void)
     for (guint i = 0; i < G_N_ELEMENTS(cases); i++)
         check_refused(&cases[i].s, cases[i].code, cases[i].part);
     /* A missing byte. */
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     const char *tiny = "{\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},"
                        "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}";
     g_assert_null(qe_tokenizer_parse("tiny.json", tiny, strlen(tiny), &error));
@@ -636,20 +598,17 @@ static void test_refused(void)
 /* Cut at any byte, the file is refused and nothing crashes. */
 static void test_cut_files(void)
 {
-    g_autoptr (GString)
-        file = small_file(&(small){.vocab = ",\"ab\":256",
-            .merges = "\"a b\"",
-            .added = "{\"id\":300,\"content\":\"<x>\",\"special\":true}"});
+    g_autoptr(GString) file = small_file(&(small){.vocab = ",\"ab\":256",
+        .merges = "\"a b\"",
+        .added = "{\"id\":300,\"content\":\"<x>\",\"special\":true}"});
     for (gsize n = 0; n < file->len; n++) {
-        g_autoptr (GError)
-            error = NULL;
+        g_autoptr(GError) error = NULL;
         g_autofree char *copy =
             g_memdup2(file->str, n + 1); /* so that the sanitizer sees a read past the end */
         g_assert_null(qe_tokenizer_parse("cut.json", copy, n, &error));
         g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
     }
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_null(qe_tokenizer_new("/nowhere", &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_FILE);
     g_assert_nonnull(strstr(error->message, "/nowhere/tokenizer.json"));
@@ -664,10 +623,8 @@ static bool collect_piece(void *user, const char *piece, gsize n, GError **error
 
 static void check_pieces(const qe_pretok *pretok, const char *text, const char *want)
 {
-    g_autoptr (GString)
-        got = g_string_new(NULL);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GString) got = g_string_new(NULL);
+    g_autoptr(GError) error = NULL;
     g_assert_true(qe_pretok_run(pretok, text, strlen(text), collect_piece, got, &error));
     g_assert_no_error(error);
     g_assert_cmpstr(got->str, ==, want);
@@ -675,33 +632,34 @@ static void check_pieces(const qe_pretok *pretok, const char *text, const char *
 
 static void test_pieces(void)
 {
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (qe_pretok)
-        two = qe_pretok_new();
+    g_autoptr(GError) error = NULL;
+    g_autoptr(qe_pretok) two = qe_pretok_new();
     g_assert_true(qe_pretok_add_split(two, "test", "\\p{N}{1,3}", &error));
     g_assert_true(qe_pretok_add_split(two, "test", "[a-c]+", &error));
     check_pieces(two, "xabcx12345ca", "x|abc|x|123|45|ca|");
-    g_autoptr (qe_pretok)
-        empty = qe_pretok_new();
+    g_autoptr(qe_pretok) empty = qe_pretok_new();
     g_assert_true(qe_pretok_add_split(empty, "test", "b*", &error)); /* matches nothing at most places */
     check_pieces(empty, "\u00e4bb\u00e4", "\u00e4|bb|\u00e4|");
-    g_autoptr (qe_pretok)
-        space = qe_pretok_new();
+    g_autoptr(qe_pretok) space = qe_pretok_new();
     g_assert_true(qe_pretok_add_split(space, "test", "\\s+|[^\\s]+", &error));
     check_pieces(space,
         "a\xc2\x85"
         "b\u180ec\u2028d\x1c",
         "a|\xc2\x85|b\u180ec|\u2028|d\x1c|");
-    g_autoptr (qe_pretok)
-        gpt2 = qe_pretok_new();
+    g_autoptr(qe_pretok) gpt2 = qe_pretok_new();
     g_assert_true(qe_pretok_add_split(gpt2, "test", qe_pretok_gpt2_pattern, &error));
     check_pieces(gpt2, "Don't  stop 123!\n", "Don|'t| | stop| 123|!|\n|");
+    /* A letter of Unicode 15.1, a digit and a mark of 16, a symbol of 15: also with an older PCRE2. */
+    g_autoptr(qe_pretok) newer = qe_pretok_new();
+    g_assert_true(qe_pretok_add_split(
+        newer, "test", "\\p{L}+|\\d|\\p{M}|\\p{So}|[^\\p{L}\\p{N}\\p{M}]|\\P{L}", &error));
+    check_pieces(newer, "a\U0002ec0fb\U00010d40\U000113b8\U0001fa77..",
+        "a\U0002ec0fb|\U00010d40|\U000113b8|\U0001fa77|.|.|");
     static const char *const refused[] = {"^a", "a$", "\\h", "\\w", "\\bx", "[[a]]", "[a&&b]", "[\\S]",
-        "(?m:a)", "(*ACCEPT)", "\\p{Greek}", "\\pL", "a{2}+", "\\1", "(?<n>a)", "[]a]", "[a", "\\"};
+        "[\\P{L}]", "(?m:a)", "(*ACCEPT)", "\\p{Greek}", "\\pL", "a{2}+", "\\1", "(?<n>a)", "[]a]", "[a",
+        "\\"};
     for (guint i = 0; i < G_N_ELEMENTS(refused); i++) {
-        g_autoptr (GError)
-            refusal = NULL;
+        g_autoptr(GError) refusal = NULL;
         g_autofree char *pattern = qe_regex_translate("test", refused[i], &refusal);
         if (pattern != NULL)
             g_error("\"%s\" was not refused", refused[i]);
@@ -724,14 +682,11 @@ static void *encode_job(void *data)
 
 static void test_threads(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_demo();
-    g_autoptr (qe_tokenizer)
-        fresh = open_demo();
+    g_autoptr(qe_tokenizer) t = open_demo();
+    g_autoptr(qe_tokenizer) fresh = open_demo();
     g_autofree char *text =
         repeat("The keeper of the small library remembers 128 quiet names, mostly.\n", 400);
-    g_autoptr (GArray)
-        want = encode(fresh, text, strlen(text), QE_ENCODE_PLAIN);
+    g_autoptr(GArray) want = encode(fresh, text, strlen(text), QE_ENCODE_PLAIN);
     job jobs[4];
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) {
@@ -748,27 +703,22 @@ static void test_threads(void)
 /* A message of 16 MB, and one long run, whose ids must not depend on which of the two merge loops made them. */
 static void test_large_text(void)
 {
-    g_autoptr (qe_tokenizer)
-        t = open_demo();
+    g_autoptr(qe_tokenizer) t = open_demo();
     g_autofree char *unit = repeat("A line about pages and tokens.\n", 1000);
     g_autofree char *text = repeat(unit, 520);
-    g_autoptr (GArray)
-        one = encode(t, unit, strlen(unit), QE_ENCODE_PLAIN);
-    g_autoptr (GArray)
-        all = encode(t, text, strlen(text), QE_ENCODE_PLAIN);
+    g_autoptr(GArray) one = encode(t, unit, strlen(unit), QE_ENCODE_PLAIN);
+    g_autoptr(GArray) all = encode(t, text, strlen(text), QE_ENCODE_PLAIN);
     g_assert_cmpuint(strlen(text), >=, 16000000);
     g_assert_cmpuint(all->len, ==, one->len * 520);
     g_assert_cmpmem(all->data, one->len * 4, one->data, one->len * 4);
     /* Letters only: one piece. The same letters as short pieces are merged by the scan. */
     static const char *const words[] = {"remembering", "a", "understandable", "conversation", "zq"};
     for (gsize n_bytes = 44; n_bytes < 54; n_bytes++) {
-        g_autoptr (GString)
-            run = g_string_new(NULL);
+        g_autoptr(GString) run = g_string_new(NULL);
         for (guint i = 0; run->len < n_bytes; i++)
             g_string_append(run, words[i % G_N_ELEMENTS(words)]);
         g_string_truncate(run, n_bytes);
-        g_autoptr (GArray)
-            ids = encode(t, run->str, run->len, QE_ENCODE_PLAIN);
+        g_autoptr(GArray) ids = encode(t, run->str, run->len, QE_ENCODE_PLAIN);
         g_autofree char *decoded =
             qe_tokenizer_decode(t, (uint32_t *)(gpointer)ids->data, ids->len, false, NULL);
         g_assert_cmpstr(decoded, ==, run->str);

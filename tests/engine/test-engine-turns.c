@@ -134,8 +134,7 @@ static void test_edits(void)
     g_assert_nonnull(strstr(b.text->str, "Otto"));
 
     /* More messages than there are. */
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_message message;
     qe_generate_params params = et_user(session, "x", &message);
     params.keep_messages = 5;
@@ -150,8 +149,7 @@ static void test_edits(void)
 static void test_fork(void)
 {
     qe_engine *engine = et_engine_new(NULL);
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_session_id session = et_open(engine);
     g_auto(et_result) a = {0};
     g_auto(et_result) b = {0};

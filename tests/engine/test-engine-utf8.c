@@ -31,8 +31,7 @@ static const struct {
 static void test_repair(void)
 {
     for (guint i = 0; i < G_N_ELEMENTS(broken); i++) {
-        g_autoptr (GString)
-            out = g_string_new(NULL);
+        g_autoptr(GString) out = g_string_new(NULL);
         g_autofree char *copy = g_memdup2(broken[i].bytes, broken[i].n); /* exact, for the sanitizer */
         qe_utf8_append_repaired(out, copy, broken[i].n);
         g_assert_cmpstr(out->str, ==, broken[i].repaired);
@@ -41,8 +40,7 @@ static void test_repair(void)
     }
     /* Behind a long valid beginning, at every offset of the word-wise scan; NUL is a character. */
     for (gsize n = 0; n < 40; n++) {
-        g_autoptr (GString)
-            text = g_string_new(NULL);
+        g_autoptr(GString) text = g_string_new(NULL);
         for (gsize i = 0; i < n; i++)
             g_string_append_c(text, (char)(i % 7));
         g_string_append_len(text, "\xe4\xb8", 2);
@@ -55,8 +53,7 @@ static void test_filter_cuts(void)
 {
     for (guint i = 0; i < G_N_ELEMENTS(broken); i++)
         for (guint cuts = 0; cuts < 1u << (broken[i].n - 1); cuts++) {
-            g_autoptr (GString)
-                out = g_string_new(NULL);
+            g_autoptr(GString) out = g_string_new(NULL);
             qe_utf8_filter filter;
             qe_utf8_filter_init(&filter);
             for (gsize begin = 0, end = 1; end <= broken[i].n; end++) {
@@ -90,21 +87,18 @@ static void test_filter_stream(void)
         qe_utf8_filter filter;
         qe_utf8_filter_init(&filter);
         for (guint k = 0; streams[i][k]; k++) {
-            g_autoptr (GString)
-                out = g_string_new(NULL);
+            g_autoptr(GString) out = g_string_new(NULL);
             qe_utf8_filter_push(&filter, streams[i][k], strlen(streams[i][k]), out);
             g_assert_cmpstr(out->str, ==, delivered[i][k]);
         }
-        g_autoptr (GString)
-            rest = g_string_new(NULL);
+        g_autoptr(GString) rest = g_string_new(NULL);
         qe_utf8_filter_flush(&filter, rest);
         g_assert_cmpstr(rest->str, ==, "");
     }
     /* The stream ends inside a character; the filter is as new afterwards. NUL passes. */
     qe_utf8_filter filter;
     qe_utf8_filter_init(&filter);
-    g_autoptr (GString)
-        out = g_string_new(NULL);
+    g_autoptr(GString) out = g_string_new(NULL);
     qe_utf8_filter_push(&filter, "ab\xe4\xb8", 4, out);
     g_assert_cmpstr(out->str, ==, "ab");
     qe_utf8_filter_push(&filter, NULL, 0, out);
@@ -120,8 +114,7 @@ static void test_filter_stream(void)
 
 static qe_stop_matcher *matcher(const char *const *stops)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     qe_stop_matcher *self = qe_stop_matcher_new(stops, &error);
     g_assert_no_error(error);
     return self;
@@ -131,10 +124,8 @@ static qe_stop_matcher *matcher(const char *const *stops)
 
 static void test_stop_tokens(void)
 {
-    g_autoptr (qe_stop_matcher)
-        m = matcher(STOPS("een bl"));
-    g_autoptr (GString)
-        out = g_string_new(NULL);
+    g_autoptr(qe_stop_matcher) m = matcher(STOPS("een bl"));
+    g_autoptr(GString) out = g_string_new(NULL);
     g_assert_false(qe_stop_matcher_push(m, "red", 3, out));
     g_assert_cmpstr(out->str, ==, "red");
     g_assert_false(qe_stop_matcher_push(m, " green", 6, out));
@@ -153,10 +144,8 @@ static void check_stop(const char *const *stops, const char *text, const char *w
 {
     gsize n = strlen(text);
     for (guint cuts = 0; cuts < 1u << (n - 1); cuts++) {
-        g_autoptr (qe_stop_matcher)
-            m = matcher(stops);
-        g_autoptr (GString)
-            out = g_string_new(NULL);
+        g_autoptr(qe_stop_matcher) m = matcher(stops);
+        g_autoptr(GString) out = g_string_new(NULL);
         bool stopped = false;
         for (gsize begin = 0, end = 1; end <= n; end++) {
             if (end < n && !(cuts & 1u << (end - 1)))
@@ -189,21 +178,17 @@ static void test_stop_cuts(void)
 
 static void test_stop_none(void)
 {
-    g_autoptr (GString)
-        out = g_string_new(NULL);
-    g_autoptr (qe_stop_matcher)
-        none = matcher(NULL);
+    g_autoptr(GString) out = g_string_new(NULL);
+    g_autoptr(qe_stop_matcher) none = matcher(NULL);
     g_assert_false(qe_stop_matcher_push(none, "text", 4, out));
     g_assert_cmpstr(out->str, ==, "text");
     const char *const empty_list[] = {NULL};
-    g_autoptr (qe_stop_matcher)
-        empty = matcher(empty_list);
+    g_autoptr(qe_stop_matcher) empty = matcher(empty_list);
     g_assert_false(qe_stop_matcher_push(empty, "!", 1, out));
     qe_stop_matcher_flush(empty, out);
     g_assert_cmpstr(out->str, ==, "text!");
     /* As new after a flush: "e" from before does not count. */
-    g_autoptr (qe_stop_matcher)
-        m = matcher(STOPS("end"));
+    g_autoptr(qe_stop_matcher) m = matcher(STOPS("end"));
     g_string_truncate(out, 0);
     g_assert_false(qe_stop_matcher_push(m, "e", 1, out));
     qe_stop_matcher_flush(m, out);
@@ -213,8 +198,7 @@ static void test_stop_none(void)
 
 static void test_stop_refused(void)
 {
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     g_assert_null(qe_stop_matcher_new(STOPS("a", ""), &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_INVALID);
     g_clear_error(&error);
@@ -222,10 +206,8 @@ static void test_stop_refused(void)
     g_assert_null(qe_stop_matcher_new(STOPS(longest), &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_INVALID);
     longest[QE_STOP_BYTES_MAX] = '\0';
-    g_autoptr (qe_stop_matcher)
-        m = matcher(STOPS(longest));
-    g_autoptr (GString)
-        out = g_string_new(NULL);
+    g_autoptr(qe_stop_matcher) m = matcher(STOPS(longest));
+    g_autoptr(GString) out = g_string_new(NULL);
     g_assert_true(qe_stop_matcher_push(m, longest, QE_STOP_BYTES_MAX, out));
     g_assert_cmpuint(out->len, ==, 0);
     const char *many[QE_STOP_STRINGS_MAX + 2] = {NULL};
@@ -239,8 +221,7 @@ static void test_stop_refused(void)
 /* Random text over two letters against a plain search. */
 static void test_stop_random(void)
 {
-    g_autoptr (GRand)
-        rand = g_rand_new_with_seed(11);
+    g_autoptr(GRand) rand = g_rand_new_with_seed(11);
     for (int round = 0; round < 4000; round++) {
         char stops[3][8], text[40];
         const char *list[4] = {NULL};
@@ -265,10 +246,8 @@ static void test_stop_random(void)
                     found = true;
                 }
             }
-        g_autoptr (qe_stop_matcher)
-            m = matcher(list);
-        g_autoptr (GString)
-            out = g_string_new(NULL);
+        g_autoptr(qe_stop_matcher) m = matcher(list);
+        g_autoptr(GString) out = g_string_new(NULL);
         bool stopped = false;
         for (int at = 0; at < n_text;) {
             int step = g_rand_int_range(rand, 1, 6), n = MIN(step, n_text - at);

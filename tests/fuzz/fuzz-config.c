@@ -31,8 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     const char *text = (const char *)data;
     qe_config config;
     qe_generation_defaults g;
-    g_autoptr (GError)
-        config_error = NULL, generation_error = NULL, index_error = NULL;
+    g_autoptr(GError) config_error = NULL, generation_error = NULL, index_error = NULL;
 
     bool ok = qe_config_parse("input", text, n_bytes, &config, &config_error);
     check_outcome(ok, config_error);
@@ -46,8 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         g_assert(g.min_p >= 0 && g.min_p <= 1 && g.repetition_penalty > 0 && g.eos.n < QE_MODEL_EOS_MAX);
     }
 
-    g_autoptr (GHashTable)
-        index = qe_model_index_parse("input", text, n_bytes, &index_error);
+    g_autoptr(GHashTable) index = qe_model_index_parse("input", text, n_bytes, &index_error);
     check_outcome(index != NULL, index_error);
     if (index != NULL) {
         GHashTableIter iter;

@@ -139,8 +139,7 @@ static void add_seed(driver *self, const char *path)
 {
     char *data = NULL;
     gsize n = 0;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     if (!g_file_get_contents(path, &data, &n, &error))
         g_error("%s", error->message);
     g_ptr_array_add(self->seeds, g_bytes_new_take(data, n));
@@ -154,12 +153,9 @@ static int compare_paths(const void *a, const void *b)
 /* In the order of their names: the series of mutations must not depend on the file system. */
 static void add_folder(driver *self, const char *dir_path)
 {
-    g_autoptr (GPtrArray)
-        paths = g_ptr_array_new_with_free_func(g_free);
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (GDir)
-        dir = g_dir_open(dir_path, 0, &error);
+    g_autoptr(GPtrArray) paths = g_ptr_array_new_with_free_func(g_free);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GDir) dir = g_dir_open(dir_path, 0, &error);
     if (dir == NULL)
         g_error("%s", error->message);
     for (const char *name; (name = g_dir_read_name(dir)) != NULL;)
@@ -183,8 +179,7 @@ int main(int argc, char **argv)
     driver self = {.state = env_number("QUIRE_FUZZ_SEED", 1), .seeds = g_ptr_array_new()};
     uint64_t n_runs = env_number("QUIRE_FUZZ_RUNS", RUNS_DEFAULT);
     g_autofree char *temp = NULL;
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GError) error = NULL;
     if (argc != 2) {
         g_printerr("usage: %s FOLDER-OF-SEEDS | FILE\n", argv[0]);
         return 2;

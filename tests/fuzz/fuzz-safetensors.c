@@ -7,10 +7,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (qe_safetensors)
-        st = qe_safetensors_new_from_memory("input", data, n_bytes, &error);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(qe_safetensors) st = qe_safetensors_new_from_memory("input", data, n_bytes, &error);
     g_assert((st == NULL) == (error != NULL));
     if (st == NULL) {
         g_assert(error->domain == QE_ERROR && g_str_has_prefix(error->message, "input: "));

@@ -20,10 +20,8 @@ static void check_outcome(bool ok, const GError *error)
 static void use(const qe_tokenizer *tokenizer, qe_encode_flags flags)
 {
     static const char text[] = "ab abc <x> it's 12  \n\n caf\u00e9 \u4f60\u597d \U0001f600\0end";
-    g_autoptr (GArray)
-        ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
-    g_autoptr (GError)
-        error = NULL;
+    g_autoptr(GArray) ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_autoptr(GError) error = NULL;
     if (!qe_tokenizer_encode(tokenizer, text, sizeof text - 1, flags, ids, &error)) {
         g_assert(error != NULL && ids->len == 0);
         return;
@@ -45,10 +43,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     if (n_bytes > 0)
         memcpy(text, data, n_bytes);
     text[n_bytes] = '\0';
-    g_autoptr (GError)
-        error = NULL;
-    g_autoptr (qe_tokenizer)
-        tokenizer = qe_tokenizer_parse("input", text, n_bytes, &error);
+    g_autoptr(GError) error = NULL;
+    g_autoptr(qe_tokenizer) tokenizer = qe_tokenizer_parse("input", text, n_bytes, &error);
     check_outcome(tokenizer != NULL, error);
     if (tokenizer != NULL) {
         use(tokenizer, QE_ENCODE_PLAIN);

@@ -10,10 +10,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
 static void check_filter(const char *text, gsize n, unsigned seed)
 {
-    g_autoptr (GString)
-        whole = g_string_new(NULL);
-    g_autoptr (GString)
-        streamed = g_string_new(NULL);
+    g_autoptr(GString) whole = g_string_new(NULL);
+    g_autoptr(GString) streamed = g_string_new(NULL);
     qe_utf8_filter filter;
     qe_utf8_filter_init(&filter);
     qe_utf8_append_repaired(whole, text, n);
@@ -39,15 +37,13 @@ static void check_stop(const char *text, gsize n, unsigned n_stop, unsigned seed
     g_autofree char *stop = g_strndup(text, MIN(n_stop, n));
     const char *stops[] = {stop, NULL};
     gsize n_found = strlen(stop);
-    g_autoptr (qe_stop_matcher)
-        matcher = qe_stop_matcher_new(stops, NULL);
+    g_autoptr(qe_stop_matcher) matcher = qe_stop_matcher_new(stops, NULL);
     g_assert((matcher != NULL) == (n_found > 0));
     if (matcher == NULL)
         return;
     /* The stop string is the text's own beginning; shifted by one it must be found where a plain search finds it. */
     const char *at = n > 1 ? memmem(text + 1, n - 1, stop, n_found) : NULL;
-    g_autoptr (GString)
-        out = g_string_new(NULL);
+    g_autoptr(GString) out = g_string_new(NULL);
     bool stopped = false;
     for (gsize i = 1; i < n;) {
         seed = seed * 1103515245u + 12345u;
