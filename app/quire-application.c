@@ -105,20 +105,21 @@ quire_application_choose_model (QuireApplication *self, const char *dir, GtkWind
 
 /* ---- Actions ---- */
 
+/* Each window saves its state and stops its replies as it closes; the last one ends the application. */
 static void
 quit_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
-  GList *windows;
+  GList *windows = g_list_copy_deep (gtk_application_get_windows (GTK_APPLICATION (user_data)),
+                                     (GCopyFunc)(void (*) (void))g_object_ref, NULL);
 
-  /* Each window saves its state and stops its replies as it closes; the last one ends the application. */
-  while ((windows = gtk_application_get_windows (GTK_APPLICATION (user_data))) != NULL)
-    {
-      GtkWindow *window = windows->data;
-
-      gtk_window_close (window);
-      if (g_list_find (gtk_application_get_windows (GTK_APPLICATION (user_data)), window) != NULL)
-        gtk_window_destroy (window);
-    }
+  /* Those above others first: they refer to the one below. */
+  for (GList *l = windows; l != NULL; l = l->next)
+    if (!QUIRE_IS_WINDOW (l->data))
+      gtk_window_destroy (l->data);
+  for (GList *l = windows; l != NULL; l = l->next)
+    if (QUIRE_IS_WINDOW (l->data))
+      gtk_window_close (l->data);
+  g_list_free_full (windows, g_object_unref);
 }
 
 static void

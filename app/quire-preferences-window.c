@@ -173,5 +173,7 @@ quire_preferences_window_new (GtkWindow *parent)
       parent != NULL ? gtk_window_get_application (parent) : NULL, "modal", TRUE, NULL);
 
   g_signal_connect (self->thinking_row, "notify::selected", G_CALLBACK (thinking_cb), NULL);
+  /* Closed, it lives on as long as an event holds it, perhaps longer than its parent: it must not look back then. */
+  g_signal_connect (self, "unrealize", G_CALLBACK (gtk_window_set_transient_for), NULL);
   return GTK_WINDOW (self);
 }

@@ -64,6 +64,8 @@ listed_cb (GObject *source, GAsyncResult *result, gpointer user_data)
   gtk_window_set_default_size (GTK_WINDOW (window), 480, 320);
   gtk_window_set_transient_for (GTK_WINDOW (window), parent);
   gtk_window_set_modal (GTK_WINDOW (window), TRUE);
+  /* Closed, it lives on as long as an event holds it, perhaps longer than its parent: it must not look back then. */
+  g_signal_connect (window, "unrealize", G_CALLBACK (gtk_window_set_transient_for), NULL);
   gtk_window_present (GTK_WINDOW (window));
 }
 

@@ -742,6 +742,7 @@ quire_window_new (QuireApplication *application)
   quire_engine_bar_set_client (self->engine_bar, self->client);
   gtk_window_get_default_size (GTK_WINDOW (self), &self->width, &height);
   apply_layout (self);
+  update_panel (self);
   update_title (self);
   return self;
 }

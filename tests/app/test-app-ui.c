@@ -10,6 +10,7 @@
 #include "app/quire-application.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-message-row.h"
+#include "app/quire-preferences-window.h"
 #include "app/quire-settings.h"
 #include "app/quire-window.h"
 #include "tests/app/fake-im.h"
@@ -629,6 +630,45 @@ static void test_rtl(void)
     gtk_widget_set_default_direction(GTK_TEXT_DIR_LTR);
 }
 
+static gboolean has_preferences(gpointer wanted)
+{
+    gboolean found = FALSE;
+
+    for (GList *l = gtk_application_get_windows(GTK_APPLICATION(application)); l != NULL; l = l->next)
+        found |= QUIRE_IS_PREFERENCES_WINDOW(l->data);
+    return found == GPOINTER_TO_INT(wanted);
+}
+
+/* Preferences open and close; another cache size starts another engine, and the chat goes on. */
+static void test_preferences(void)
+{
+    open_window(900, 600);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    key("ctrl+comma");
+    wait_for("preferences", has_preferences, GINT_TO_POINTER(TRUE));
+    wait_ms(300);
+    screenshot("ui-13-preferences.png");
+    g_settings_set_uint(quire_settings_get_default(), "cache-mib", 64);
+    key("Escape");
+    wait_for("no preferences", has_preferences, GINT_TO_POINTER(FALSE));
+    wait_for("a model", is_ready, NULL);
+    say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_reused, ==, 0);
+    {
+        g_autofree char *reply = dup_reply();
+
+        g_assert_nonnull(strstr(reply, "Oda"));
+    }
+    g_settings_reset(quire_settings_get_default(), "cache-mib");
+    /* The window goes while preferences are open above it. */
+    key("ctrl+comma");
+    wait_for("preferences", has_preferences, GINT_TO_POINTER(TRUE));
+    close_window();
+    wait_for("no preferences", has_preferences, GINT_TO_POINTER(FALSE));
+}
+
 static gboolean says_something(GtkWidget *widget)
 {
     if (GTK_IS_LABEL(widget) && gtk_label_get_text(GTK_LABEL(widget))[0] != '\0')
@@ -745,6 +785,11 @@ static void test_rows(void)
     gtk_window_destroy(GTK_WINDOW(shown));
 }
 
+static gboolean has_no_window(gpointer data)
+{
+    return gtk_application_get_windows(GTK_APPLICATION(application)) == NULL;
+}
+
 static int test_rc;
 static gboolean run_tests_cb(gpointer data);
 
@@ -766,6 +811,13 @@ static gboolean run_tests_cb(gpointer data)
     wait_for("a model", is_ready, NULL);
     close_window();
     test_rc = g_test_run();
+    /* The end is a user's: Ctrl+Q, with preferences open above a window. */
+    open_window(900, 600);
+    key("ctrl+comma");
+    wait_for("preferences", has_preferences, GINT_TO_POINTER(TRUE));
+    wait_ms(200);
+    key("ctrl+q");
+    wait_for("no window", has_no_window, NULL);
     g_application_release(G_APPLICATION(application));
     return G_SOURCE_REMOVE;
 }
@@ -796,6 +848,7 @@ int main(int argc, char **argv)
     g_test_add_func("/app/ui/bad-model", test_bad_model);
     g_test_add_func("/app/ui/close-running", test_close_running);
     g_test_add_func("/app/ui/rows", test_rows);
+    g_test_add_func("/app/ui/preferences", test_preferences);
     g_test_add_func("/app/ui/narrow", test_narrow);
     g_test_add_func("/app/ui/rtl", test_rtl);
     g_test_add_func("/app/ui/button-names", test_button_names);
