@@ -162,7 +162,11 @@ report_depth (const Bench *bench, uint32_t depth, const Figures *f, gboolean fir
   double weights_per_s
       = f->ms_per_token > 0 ? decode_bytes (bench, depth) / (f->ms_per_token / 1000) : 0;
   double share = bench->read_bytes_per_s > 0 ? weights_per_s / bench->read_bytes_per_s : 0;
-  double flops = f->prefill_tokens_per_s * 2 * (double)bench->info->n_params;
+  const qe_model_info *m = bench->info;
+  /* Of a prompt token: every weight but the embedding, which is looked up, and the output layer, which the last token
+   * alone goes through. Attention is not counted. */
+  guint64 n_outside = (guint64)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2);
+  double flops = f->prefill_tokens_per_s * 2 * (double)(m->n_params - n_outside);
 
   if (!bench->options->json)
     printf ("depth %6u  first token %9.2f ms  prefill %8.1f tok/s (%4.0f%% of FMA peak)  decode "
