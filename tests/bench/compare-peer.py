@@ -163,9 +163,9 @@ def time_peer(a, gguf, n_bytes):
 
 def time_quire(a, folder, n_bytes):
     out = run(shlex.split(a.cli) + ["bench", "--model", folder, "--prompt", str(a.prompt), "--gen", str(a.gen),
-                                    "--threads", str(a.threads), "--json"], "quire-cli")
-    j = json_in(out, lambda j: "decode" in j or "prompt" in j)
-    prompt, decode, machine = j.get("prompt") or {}, j.get("decode") or {}, j.get("machine") or {}
+                                    "--threads", str(a.threads), "--repeats", str(a.reps), "--json"], "quire-cli")
+    j = json_in(out, lambda j: "depths" in j)
+    prompt, decode, machine = j["depths"][0]["prompt"], j["depths"][0]["decode"], j.get("machine") or {}
     peak = j.get("peak_rss_bytes")
     row = derive(dict(ttft_ms=prompt.get("ttft_ms"), ms_tok=decode.get("ms_per_token"),
                       peak_mib=peak / 2**20 if peak else None), a.prompt, n_bytes)
