@@ -33,20 +33,35 @@ static const char help[]
       "  /quit   end the chat\n"
       "A message that begins with “/” is written with “//”.\n";
 
-/* One line from stdin without its newline; NULL at the end of the input or on Ctrl+C at the prompt. */
+static void
+print_prompt (const Chat *chat)
+{
+  if (chat->tty)
+    {
+      fputs ("\n> ", stdout);
+      fflush (stdout);
+    }
+}
+
+/* One line from stdin without its newline; NULL at the end of the input. Ctrl+C drops the line, as in a shell. */
 static char *
 read_line (const Chat *chat)
 {
   g_autoptr (GString) line = g_string_new (NULL);
   int c;
 
-  if (chat->tty)
+  print_prompt (chat);
+  for (;;)
     {
-      fputs ("\n> ", stdout);
-      fflush (stdout);
+      while ((c = getchar ()) != EOF && c != '\n' && line->len < LINE_BYTES_MAX)
+        g_string_append_c (line, (char)c);
+      if (c != EOF || feof (stdin) || !cli_take_interrupt ())
+        break;
+      clearerr (stdin);
+      g_string_truncate (line, 0);
+      fputs (" (Ctrl+D ends the chat)", stdout);
+      print_prompt (chat);
     }
-  while ((c = getchar ()) != EOF && c != '\n' && line->len < LINE_BYTES_MAX)
-    g_string_append_c (line, (char)c);
   if (c == EOF && line->len == 0)
     return NULL;
   return g_string_free (g_steal_pointer (&line), FALSE);
