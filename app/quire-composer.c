@@ -14,6 +14,7 @@
 
 #define COUNT_DELAY_MS 150
 #define HINT_MS 3000
+#define SCROLL_DELAY_MS 150
 /* A double click on Send must not stop the reply it began. */
 #define STOP_IGNORED_US (300 * 1000)
 #define LINES_HEIGHT_MAX_PX 168
@@ -36,6 +37,7 @@ struct _QuireComposer
   gboolean composing; /* the input method holds text */
   gint64 running_since_us;
   guint count_id, hint_id;
+  guint scroll_id;
   GCancellable *counting;
   gssize n_draft; /* tokens; -1: not known */
   guint n_used, n_max;
@@ -223,6 +225,25 @@ buffer_changed_cb (QuireComposer *self)
   update_button (self);
 }
 
+/* A long paste ends far below what is seen, and its lines have no heights yet when the view scrolls to the cursor. */
+static gboolean
+scroll_cb (gpointer user_data)
+{
+  QuireComposer *self = user_data;
+
+  self->scroll_id = 0;
+  gtk_text_view_scroll_to_mark (GTK_TEXT_VIEW (self->text_view),
+                                gtk_text_buffer_get_insert (self->buffer), 0, FALSE, 0, 0);
+  return G_SOURCE_REMOVE;
+}
+
+static void
+paste_done_cb (QuireComposer *self)
+{
+  if (self->scroll_id == 0)
+    self->scroll_id = g_timeout_add (SCROLL_DELAY_MS, scroll_cb, self);
+}
+
 /* ---- Sending and stopping ---- */
 
 gboolean
@@ -369,6 +390,7 @@ text_area_new (QuireComposer *self)
   g_signal_connect_swapped (self->text_view, "preedit-changed", G_CALLBACK (preedit_changed_cb),
                             self);
   g_signal_connect_swapped (self->buffer, "changed", G_CALLBACK (buffer_changed_cb), self);
+  g_signal_connect_swapped (self->buffer, "paste-done", G_CALLBACK (paste_done_cb), self);
 
   gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_NEVER,
                                   GTK_POLICY_AUTOMATIC);
@@ -507,6 +529,7 @@ quire_composer_dispose (GObject *object)
 
   cancel_count (self);
   g_clear_handle_id (&self->hint_id, g_source_remove);
+  g_clear_handle_id (&self->scroll_id, g_source_remove);
   g_clear_object (&self->conversation);
   G_OBJECT_CLASS (quire_composer_parent_class)->dispose (object);
 }
