@@ -154,7 +154,8 @@ update_error (QuireMessageRow *self)
   if (reply->error == NULL || self->error != NULL)
     return;
 
-  self->error = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 12);
+  self->error = g_object_new (GTK_TYPE_BOX, "spacing", 12, "accessible-role",
+                              GTK_ACCESSIBLE_ROLE_ALERT, NULL);
   gtk_widget_add_css_class (self->error, "quire-error");
   icon = gtk_image_new_from_icon_name ("dialog-error-symbolic");
   gtk_widget_add_css_class (icon, "error");
