@@ -3,7 +3,9 @@
  * Invariants
  * 1. The reply is pumped at most once a frame while the view is drawn, and every PUMP_HIDDEN_MS otherwise (another tab,
  *    a minimised window: no frames come there).
- * 2. stick: the view follows the end of the text. Only the user's scrolling changes it, or sending. */
+ * 2. stick: the view follows the end of the text. Only the user's scrolling changes it, or sending.
+ * 3. The adjustment changes while the viewport is being allocated; a value set then moves the viewport's child only in
+ *    a later allocation, which follow_id asks for. */
 #include "app/quire-chat-view.h"
 
 #include <glib/gi18n.h>
@@ -32,7 +34,7 @@ struct _QuireChatView
   GtkWidget *jump;
   QuireComposer *composer;
 
-  guint tick_id, timer_id;
+  guint tick_id, timer_id, follow_id;
   gboolean stick;
   gboolean growing; /* the adjustment changes by itself */
 };
@@ -99,6 +101,16 @@ update_jump (QuireChatView *self)
   gtk_widget_set_can_target (self->jump, away && !self->stick);
 }
 
+static gboolean
+follow_cb (gpointer user_data)
+{
+  QuireChatView *self = user_data;
+
+  self->follow_id = 0;
+  gtk_widget_queue_allocate (gtk_scrolled_window_get_child (GTK_SCROLLED_WINDOW (self->scrolled)));
+  return G_SOURCE_REMOVE;
+}
+
 static void
 adjustment_changed_cb (QuireChatView *self)
 {
@@ -107,6 +119,8 @@ adjustment_changed_cb (QuireChatView *self)
       self->growing = TRUE;
       gtk_adjustment_set_value (self->adjustment, end_of (self->adjustment));
       self->growing = FALSE;
+      if (self->follow_id == 0)
+        self->follow_id = g_idle_add_full (G_PRIORITY_HIGH_IDLE, follow_cb, self, NULL);
     }
   update_jump (self);
 }
@@ -463,6 +477,7 @@ quire_chat_view_dispose (GObject *object)
   QuireChatView *self = QUIRE_CHAT_VIEW (object);
 
   cancel_pump (self);
+  g_clear_handle_id (&self->follow_id, g_source_remove);
   g_clear_object (&self->conversation);
   g_clear_object (&self->actions);
   G_OBJECT_CLASS (quire_chat_view_parent_class)->dispose (object);

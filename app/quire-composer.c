@@ -14,6 +14,7 @@
 
 #define COUNT_DELAY_MS 150
 #define HINT_MS 3000
+#define SCROLL_DELAY_MS 150
 /* A double click on Send must not stop the reply it began. */
 #define STOP_IGNORED_US (300 * 1000)
 #define LINES_HEIGHT_MAX_PX 168
@@ -36,6 +37,7 @@ struct _QuireComposer
   gboolean composing; /* the input method holds text */
   gint64 running_since_us;
   guint count_id, hint_id;
+  guint scroll_id;
   GCancellable *counting;
   gssize n_draft; /* tokens; -1: not known */
   guint n_used, n_max;
@@ -170,6 +172,14 @@ show_hint (QuireComposer *self, const char *hint)
   self->hint_id = g_timeout_add (HINT_MS, hint_over_cb, self);
 }
 
+/* What it said no longer holds. */
+static void
+drop_hint (QuireComposer *self)
+{
+  g_clear_handle_id (&self->hint_id, g_source_remove);
+  update_tokens (self);
+}
+
 /* ---- Counting ---- */
 
 static void
@@ -223,11 +233,31 @@ buffer_changed_cb (QuireComposer *self)
   update_button (self);
 }
 
+/* A long paste ends far below what is seen, and its lines have no heights yet when the view scrolls to the cursor. */
+static gboolean
+scroll_cb (gpointer user_data)
+{
+  QuireComposer *self = user_data;
+
+  self->scroll_id = 0;
+  gtk_text_view_scroll_to_mark (GTK_TEXT_VIEW (self->text_view),
+                                gtk_text_buffer_get_insert (self->buffer), 0, FALSE, 0, 0);
+  return G_SOURCE_REMOVE;
+}
+
+static void
+paste_done_cb (QuireComposer *self)
+{
+  if (self->scroll_id == 0)
+    self->scroll_id = g_timeout_add (SCROLL_DELAY_MS, scroll_cb, self);
+}
+
 /* ---- Sending and stopping ---- */
 
 gboolean
 quire_composer_send (QuireComposer *self)
 {
+  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
   g_autofree char *text = NULL;
 
   if (quire_conversation_is_running (self->conversation))
@@ -235,9 +265,15 @@ quire_composer_send (QuireComposer *self)
       show_hint (self, _ ("Stop the reply first (Esc)"));
       return FALSE;
     }
-  if (!quire_engine_client_is_ready (quire_conversation_get_client (self->conversation))
-      || !has_text (self) || excess (self) > 0)
+  if (!has_text (self) || excess (self) > 0)
     return FALSE;
+  if (!quire_engine_client_is_ready (client))
+    {
+      show_hint (self, quire_engine_client_get_status (client)->state == QE_ENGINE_LOADING
+                           ? _ ("The model is still loading")
+                           : _ ("Choose a model first"));
+      return FALSE;
+    }
 
   text = dup_text (self);
   g_signal_emit (self, signals[SEND], 0, text);
@@ -302,6 +338,7 @@ running_cb (QuireComposer *self)
 {
   if (quire_conversation_is_running (self->conversation))
     self->running_since_us = g_get_monotonic_time ();
+  drop_hint (self);
   update_button (self);
 }
 
@@ -314,6 +351,8 @@ status_changed_cb (QuireComposer *self)
       = status->model != NULL ? quire_model_dup_name (status->model) : g_strdup (_ ("No Model"));
 
   gtk_label_set_text (self->model_label, name);
+  if (status->state == QE_ENGINE_READY)
+    drop_hint (self);
   update_placeholder (self);
   update_button (self);
 }
@@ -369,6 +408,7 @@ text_area_new (QuireComposer *self)
   g_signal_connect_swapped (self->text_view, "preedit-changed", G_CALLBACK (preedit_changed_cb),
                             self);
   g_signal_connect_swapped (self->buffer, "changed", G_CALLBACK (buffer_changed_cb), self);
+  g_signal_connect_swapped (self->buffer, "paste-done", G_CALLBACK (paste_done_cb), self);
 
   gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_NEVER,
                                   GTK_POLICY_AUTOMATIC);
@@ -416,9 +456,9 @@ model_button_new (QuireComposer *self)
 }
 
 static GtkLabel *
-caption_new (void)
+caption_new (GtkAccessibleRole role)
 {
-  GtkWidget *label = gtk_label_new (NULL);
+  GtkWidget *label = g_object_new (GTK_TYPE_LABEL, "accessible-role", role, NULL);
 
   gtk_widget_add_css_class (label, "dim-label");
   gtk_widget_add_css_class (label, "caption");
@@ -444,7 +484,7 @@ meter_new (QuireComposer *self)
                                   _ ("Context used"), -1);
   gtk_box_append (GTK_BOX (box), self->meter);
 
-  self->meter_label = caption_new ();
+  self->meter_label = caption_new (GTK_ACCESSIBLE_ROLE_LABEL);
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->meter_label));
   return box;
 }
@@ -458,12 +498,13 @@ build (QuireComposer *self)
   gtk_box_append (GTK_BOX (self), text_area_new (self));
 
   gtk_box_append (GTK_BOX (bottom), model_button_new (self));
-  self->hint = caption_new ();
+  /* A status: what it says is read out. */
+  self->hint = caption_new (GTK_ACCESSIBLE_ROLE_STATUS);
   gtk_label_set_ellipsize (self->hint, PANGO_ELLIPSIZE_END);
   gtk_label_set_xalign (self->hint, 0);
   gtk_widget_set_hexpand (GTK_WIDGET (self->hint), TRUE);
   gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->hint));
-  self->tokens = caption_new ();
+  self->tokens = caption_new (GTK_ACCESSIBLE_ROLE_LABEL);
   gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->tokens));
   gtk_box_append (GTK_BOX (bottom), meter_new (self));
 
@@ -507,6 +548,7 @@ quire_composer_dispose (GObject *object)
 
   cancel_count (self);
   g_clear_handle_id (&self->hint_id, g_source_remove);
+  g_clear_handle_id (&self->scroll_id, g_source_remove);
   g_clear_object (&self->conversation);
   G_OBJECT_CLASS (quire_composer_parent_class)->dispose (object);
 }

@@ -210,6 +210,7 @@ quire_engine_bar_class_init (QuireEngineBarClass *klass)
 {
   G_OBJECT_CLASS (klass)->dispose = quire_engine_bar_dispose;
   gtk_widget_class_set_layout_manager_type (GTK_WIDGET_CLASS (klass), GTK_TYPE_BIN_LAYOUT);
+  gtk_widget_class_set_accessible_role (GTK_WIDGET_CLASS (klass), GTK_ACCESSIBLE_ROLE_STATUS);
 }
 
 static void

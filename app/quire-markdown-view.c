@@ -35,8 +35,12 @@ activate_link_cb (GtkLabel *label, const char *uri, gpointer user_data)
 static GtkWidget *
 text_label_new (void)
 {
+  g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
   GtkWidget *label = gtk_label_new (NULL);
 
+  /* A hyphen where a long word or address breaks would look like part of it. */
+  pango_attr_list_insert (attributes, pango_attr_insert_hyphens_new (FALSE));
+  gtk_label_set_attributes (GTK_LABEL (label), attributes);
   gtk_label_set_wrap (GTK_LABEL (label), TRUE);
   gtk_label_set_wrap_mode (GTK_LABEL (label), PANGO_WRAP_WORD_CHAR);
   gtk_label_set_natural_wrap_mode (GTK_LABEL (label), GTK_NATURAL_WRAP_NONE);

@@ -62,6 +62,7 @@ build_user (QuireMessageRow *self)
   gsize n_bytes;
   const char *text = quire_message_get_text (self->message, &n_bytes);
   g_autofree char *valid = quire_text_make_valid (text, n_bytes);
+  g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
   GtkWidget *bubble;
 
   if (n_bytes > LABEL_BYTES_MAX)
@@ -69,6 +70,9 @@ build_user (QuireMessageRow *self)
   else
     {
       bubble = gtk_label_new (valid);
+      /* A hyphen where a long word breaks would look like part of it. */
+      pango_attr_list_insert (attributes, pango_attr_insert_hyphens_new (FALSE));
+      gtk_label_set_attributes (GTK_LABEL (bubble), attributes);
       gtk_label_set_wrap (GTK_LABEL (bubble), TRUE);
       gtk_label_set_wrap_mode (GTK_LABEL (bubble), PANGO_WRAP_WORD_CHAR);
       gtk_label_set_selectable (GTK_LABEL (bubble), TRUE);
@@ -150,7 +154,8 @@ update_error (QuireMessageRow *self)
   if (reply->error == NULL || self->error != NULL)
     return;
 
-  self->error = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 12);
+  self->error = g_object_new (GTK_TYPE_BOX, "spacing", 12, "accessible-role",
+                              GTK_ACCESSIBLE_ROLE_ALERT, NULL);
   gtk_widget_add_css_class (self->error, "quire-error");
   icon = gtk_image_new_from_icon_name ("dialog-error-symbolic");
   gtk_widget_add_css_class (icon, "error");

@@ -24,6 +24,7 @@ struct _QuireWindow
 
   QuireEngineClient *client;
   GSettings *settings;
+  AdwBin *content;
   AdwFlap *sidebar_flap, *panel_flap;
   AdwTabView *tab_view;
   AdwWindowTitle *title;
@@ -53,6 +54,54 @@ text_scale (QuireWindow *self)
 
   g_object_get (gtk_widget_get_settings (GTK_WIDGET (self)), "gtk-xft-dpi", &dpi, NULL);
   return dpi > 0 ? dpi / (96.0 * 1024) : 1;
+}
+
+/* What the chat needs without sidebar and panel. */
+static int
+narrowest (QuireWindow *self)
+{
+  GtkWidget *child = gtk_widget_get_first_child (adw_flap_get_content (self->sidebar_flap));
+  int width = 0, minimum;
+
+  for (; child != NULL; child = gtk_widget_get_next_sibling (child))
+    {
+      gboolean is_flap = child == GTK_WIDGET (self->panel_flap);
+
+      gtk_widget_measure (is_flap ? GTK_WIDGET (self->tab_view) : child, GTK_ORIENTATION_HORIZONTAL,
+                          -1, &minimum, NULL, NULL, NULL);
+      width = MAX (width, minimum);
+    }
+  return width;
+}
+
+/* A docked sidebar or panel must not keep the window from being made narrower, or from half of a screen: the content
+ * asks for the chat's width alone, and is cut off for the one frame until apply_layout() has folded them. */
+static void
+content_measure (GtkWidget *widget, GtkOrientation orientation, int for_size, int *minimum,
+                 int *natural, int *minimum_baseline, int *natural_baseline)
+{
+  GtkWidget *child = adw_bin_get_child (ADW_BIN (widget));
+  int width;
+
+  if (orientation == GTK_ORIENTATION_VERTICAL && for_size >= 0)
+    {
+      gtk_widget_measure (child, GTK_ORIENTATION_HORIZONTAL, -1, &width, NULL, NULL, NULL);
+      for_size = MAX (for_size, width);
+    }
+  gtk_widget_measure (child, orientation, orientation == GTK_ORIENTATION_VERTICAL ? for_size : -1,
+                      minimum, natural, minimum_baseline, natural_baseline);
+  if (orientation == GTK_ORIENTATION_HORIZONTAL)
+    *minimum = MIN (*minimum, narrowest (QUIRE_WINDOW (gtk_widget_get_root (widget))));
+}
+
+static void
+content_allocate (GtkWidget *widget, int width, int height, int baseline)
+{
+  GtkWidget *child = adw_bin_get_child (ADW_BIN (widget));
+  int minimum;
+
+  gtk_widget_measure (child, GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
+  gtk_widget_allocate (child, MAX (width, minimum), height, baseline, NULL);
 }
 
 static void
@@ -243,6 +292,8 @@ add_chat (QuireWindow *self, QuireConversation *conversation)
   AdwTabPage *page = adw_tab_view_append (self->tab_view, chat);
 
   adw_tab_page_set_title (page, title_of (conversation));
+  /* With the focus in another page, the tab view would move it to the first message, which selects its text. */
+  gtk_window_set_focus (GTK_WINDOW (self), NULL);
   adw_tab_view_set_selected_page (self->tab_view, page);
   gtk_widget_grab_focus (chat);
   return page;
@@ -651,6 +702,7 @@ quire_window_class_init (QuireWindowClass *klass)
   g_type_ensure (QUIRE_TYPE_ENGINE_BAR);
   gtk_widget_class_set_template_from_resource (widget_class,
                                                "/io/github/quire_chat/Quire/quire-window.ui");
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, content);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, sidebar_flap);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, panel_flap);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, tab_view);
@@ -687,6 +739,8 @@ quire_window_init (QuireWindow *self)
   gtk_widget_add_controller (GTK_WIDGET (self), keys);
   g_action_map_add_action_entries (G_ACTION_MAP (self), entries, G_N_ELEMENTS (entries), self);
   gtk_widget_init_template (GTK_WIDGET (self));
+  gtk_widget_set_layout_manager (GTK_WIDGET (self->content),
+                                 gtk_custom_layout_new (NULL, content_measure, content_allocate));
   set_reopen_enabled (self);
   self->settings = quire_settings_get_default ();
   self->sidebar_docked = self->panel_docked = TRUE;

@@ -595,6 +595,7 @@ static void test_two_chats(void)
 /* The window can be as narrow as a phone, with the sidebar's menu still in reach. */
 static void test_narrow(void)
 {
+    GtkWidget *content;
     int minimum;
 
     open_window(360, 640);
@@ -603,10 +604,21 @@ static void test_narrow(void)
     type("a draft");
     wait_ms(400);
     /* Without the border that a window without a compositor has. */
-    gtk_widget_measure(adw_application_window_get_content(ADW_APPLICATION_WINDOW(window)),
-        GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
+    content = adw_application_window_get_content(ADW_APPLICATION_WINDOW(window));
+    gtk_widget_measure(
+        adw_bin_get_child(ADW_BIN(content)), GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
     g_assert_cmpint(minimum, <=, 360);
     screenshot("ui-9-narrow.png");
+    gtk_window_set_default_size(GTK_WINDOW(window), 1190, 640);
+    wait_ms(400);
+    key("F12");
+    wait_ms(500);
+    /* Sidebar and panel are docked, and do not widen the window's minimum. */
+    gtk_widget_measure(content, GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
+    g_assert_cmpint(minimum, <=, 360);
+    key("F12");
+    gtk_window_set_default_size(GTK_WINDOW(window), 360, 640);
+    wait_ms(500);
     key("F9");
     wait_ms(500);
     screenshot("ui-10-narrow-sidebar.png");
