@@ -479,7 +479,8 @@ static void accept_token(qe_core *core, qe_request *request, uint32_t id)
     bool ends = !request->ignore_eos && qe_eos_list_contains(&core->eos, id);
     qe_turn_extend(core, t, request, ends);
     g_autoptr(GString) text = g_string_new(NULL);
-    bool stopped = !ends && qe_reply_push(request->reply, id, text); /* end tokens are not text */
+    /* Any id can be an end id; it is never part of the text, also when its token is an ordinary word. */
+    bool stopped = !ends && qe_reply_push(request->reply, id, text);
     qe_outbox_push(request->outbox, text->str, text->len, &id, 1);
     if (qe_outbox_is_full(request->outbox)) {
         request->paused = true;

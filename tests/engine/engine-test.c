@@ -18,6 +18,11 @@ void et_set_backend(qe_backend_open_fn open, void *user)
 
 qe_engine *et_engine_new(const qe_engine_options *options)
 {
+    return et_engine_new_for(options, et_model_dir());
+}
+
+qe_engine *et_engine_new_for(const qe_engine_options *options, const char *dir)
+{
     qe_engine_options o = options ? *options : (qe_engine_options){0};
     o.check_invariants = true;
     if (o.n_threads == 0)
@@ -25,7 +30,7 @@ qe_engine *et_engine_new(const qe_engine_options *options)
     g_autoptr(GError) error = NULL;
     qe_engine *engine = qe_engine_new_with_backend(&o, backend_open, backend_user, &error);
     g_assert_no_error(error);
-    qe_engine_load(engine, et_model_dir());
+    qe_engine_load(engine, dir);
     qe_engine_wait_ready(engine, &error);
     g_assert_no_error(error);
     return engine;

@@ -22,6 +22,7 @@ const char *et_model_dir(void);
 void et_set_backend(qe_backend_open_fn open, void *user);
 /* Ready, greedy options of the test on top of: checker on, two threads. */
 qe_engine *et_engine_new(const qe_engine_options *options);
+qe_engine *et_engine_new_for(const qe_engine_options *options, const char *dir); /* another model folder */
 
 void et_result_clear(et_result *result);
 G_DEFINE_AUTO_CLEANUP_CLEAR_FUNC(et_result, et_result_clear)

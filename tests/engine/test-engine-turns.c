@@ -1,5 +1,6 @@
 /* test-engine-turns.c: prompts on a session: exact reuse counts, edits, cut replies, stripped reasoning, limits. */
 #include <string.h>
+#include "engine/qe-template.h"
 #include "tests/engine/engine-test.h"
 
 static const uint32_t hello[] = {6140, 1649, 198, 1082, 0, 6141, 198, 6140, 1654, 198};
@@ -75,26 +76,206 @@ static void ask(qe_engine *engine, qe_session_id session, const char *text, uint
     g_assert_no_error(result->error);
 }
 
-/* A reply prompted with an empty think block: the next turn drops the block and computes the reply again behind it. */
-static void test_stripped(void)
+/* ---- Reasoning: what later turns keep of a reply ---- */
+
+/* The template and tokenizer that an engine with the shipped model has, to say what ids to expect. */
+typedef struct {
+    qe_tokenizer *tokenizer;
+    qe_template *tmpl;
+    uint32_t think, think_end;
+} form;
+
+static void form_init(form *f)
+{
+    g_autoptr(GError) error = NULL;
+    f->tokenizer = qe_tokenizer_new(et_model_dir(), &error);
+    g_assert_no_error(error);
+    f->tmpl = qe_template_new(et_model_dir(), f->tokenizer, &error);
+    g_assert_no_error(error);
+    g_assert_true(qe_template_strips_reasoning(f->tmpl));
+    g_assert_true(qe_tokenizer_find(f->tokenizer, "<think>", &f->think));
+    g_assert_true(qe_tokenizer_find(f->tokenizer, "</think>", &f->think_end));
+}
+
+static void form_clear(form *f)
+{
+    qe_template_free(f->tmpl);
+    qe_tokenizer_unref(f->tokenizer);
+}
+
+static bool has_id(const et_result *r, uint32_t id)
+{
+    for (guint i = 0; i < r->ids->len; i++)
+        if (g_array_index(r->ids, uint32_t, i) == id)
+            return true;
+    return false;
+}
+
+/* The ids of @messages with the generation prompt: what the template makes of the whole conversation. */
+static GArray *render(const form *f, const qe_message *messages, uint32_t n, qe_thinking thinking)
+{
+    g_autoptr(GError) error = NULL;
+    g_autofree qe_template_message *m = g_new0(qe_template_message, n);
+    for (uint32_t i = 0; i < n; i++)
+        m[i] = (qe_template_message){
+            (qe_template_role)messages[i].role, messages[i].text, strlen(messages[i].text)};
+    GArray *ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    qe_template_render(f->tmpl, m, n, (qe_template_thinking)thinking, true, ids, &error);
+    g_assert_no_error(error);
+    return ids;
+}
+
+/* The session's ids are exactly @prompt and @reply: as a prompt they leave nothing to compute but the last row. */
+static void assert_session_ids(
+    qe_engine *engine, qe_session_id session, const GArray *prompt, const et_result *reply)
+{
+    g_autoptr(GArray) ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_array_append_vals(ids, prompt->data, prompt->len);
+    g_array_append_vals(ids, reply->ids->data, reply->ids->len);
+    g_assert_cmpuint(reply->receipt.n_prompt, ==, prompt->len);
+    g_autoptr(GError) error = NULL;
+    qe_session_id fork = qe_engine_fork_session(engine, session, QE_KEEP_ALL, &error);
+    g_assert_no_error(error);
+    qe_generate_params params = ids_params(fork, (const uint32_t *)(const void *)ids->data, ids->len, 1);
+    g_auto(et_result) r = {0};
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
+    g_assert_cmpint(r.receipt.first_mismatch, ==, -1);
+    g_assert_cmpuint(r.receipt.n_reused, ==, ids->len - 1);
+    qe_engine_close_session(engine, fork);
+}
+
+/* How many ids a reply has without its reasoning, its end token included. */
+static uint32_t n_stripped_ids(const form *f, const char *text)
+{
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GArray) ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    const char *close = g_strrstr(text, "</think>");
+    if (close)
+        text = close + strlen("</think>");
+    while (close && *text == '\n')
+        text++;
+    qe_tokenizer_encode(f->tokenizer, text, strlen(text), QE_ENCODE_PLAIN, ids, &error);
+    g_assert_no_error(error);
+    return ids->len + 1;
+}
+
+/* Three turns. After each but the first, the reply before it is there without its reasoning: cut back to its
+ * "<|im_start|>assistant\n", appended in short and computed again; the replies before that are not touched. */
+static void check_stripped(const char *const *questions, qe_thinking thinking, bool reasons)
 {
     qe_engine *engine = et_engine_new(NULL);
+    form f;
+    form_init(&f);
     qe_session_id session = et_open(engine);
-    g_auto(et_result) first = {0};
-    g_auto(et_result) second = {0};
-    g_auto(et_result) whole = {0};
-    ask(engine, session, "My name is Mira.", QE_KEEP_ALL, QE_THINKING_OFF, 0, &first);
-    ask(engine, session, "What is my name?", QE_KEEP_ALL, QE_THINKING_OFF, 24, &second);
-    /* Kept: the user's message and "<|im_start|>assistant\n"; the think block is 4 ids at the prompt's end. */
-    uint32_t kept = first.receipt.n_prompt - 4;
-    g_assert_cmpuint(second.receipt.n_reused, ==, kept);
-    g_assert_cmpint(second.receipt.first_mismatch, ==, kept);
-    g_assert_cmpuint(second.receipt.n_recomputed, ==, first.receipt.n_generated);
-    const qe_message messages[] = {{QE_ROLE_USER, "My name is Mira.", -1},
-        {QE_ROLE_ASSISTANT, first.text->str, -1}, {QE_ROLE_USER, "What is my name?", -1}};
-    ask_whole(engine, messages, 3, QE_THINKING_OFF, &whole);
-    g_assert_cmpuint(whole.receipt.n_prompt, ==, second.receipt.n_prompt);
-    et_assert_same(&second, &whole);
+    et_result replies[3] = {0};
+    qe_message messages[5];
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        et_result *r = &replies[turn];
+        messages[2 * turn] = (qe_message){QE_ROLE_USER, questions[turn], -1};
+        ask(engine, session, questions[turn], QE_KEEP_ALL, thinking, 0, r);
+        g_assert_cmpint(r->finish, ==, QE_FINISH_STOP);
+        g_assert_cmpint(has_id(r, f.think), ==, reasons);
+        g_assert_cmpint(has_id(r, f.think_end), ==, reasons);
+        g_assert_cmpint(g_str_has_prefix(r->text->str, "<think>\n"), ==, reasons);
+        g_autoptr(GArray) whole = render(&f, messages, 2 * turn + 1, thinking);
+        assert_session_ids(engine, session, whole, r);
+
+        g_auto(et_result) fresh = {0};
+        qe_generate_params params;
+        qe_generate_params_init(&params, NULL);
+        params.session = et_open(engine);
+        params.messages = messages;
+        params.n_messages = 2 * turn + 1;
+        params.whole_history = true;
+        params.thinking = thinking;
+        et_generate(engine, &params, &fresh);
+        g_assert_no_error(fresh.error);
+        et_assert_same(r, &fresh);
+        if (turn) {
+            const et_result *before = &replies[turn - 1];
+            uint32_t kept = before->receipt.n_prompt - (thinking == QE_THINKING_OFF ? 4 : 0);
+            g_assert_cmpuint(r->receipt.n_reused, ==, kept);
+            g_assert_cmpint(r->receipt.first_mismatch, ==, kept);
+            g_assert_cmpuint(r->receipt.n_recomputed, ==, n_stripped_ids(&f, before->text->str));
+            g_assert_cmpuint(r->receipt.n_recomputed, <, before->receipt.n_generated + (reasons ? 0 : 1));
+        }
+        if (turn < 2)
+            messages[2 * turn + 1] = (qe_message){QE_ROLE_ASSISTANT, r->text->str, -1};
+    }
+    for (uint32_t turn = 0; turn < 3; turn++)
+        et_result_clear(&replies[turn]);
+    form_clear(&f);
+    qe_engine_free(engine);
+}
+
+/* A reply prompted with an empty think block: the 4 ids of the block are the prompt's last. */
+static void test_stripped_empty(void)
+{
+    const char *const questions[] = {"My name is Mira.", "I live in Oslo.", "What is my name?"};
+    check_stripped(questions, QE_THINKING_OFF, false);
+}
+
+/* Replies that reason, because the message asks for it. */
+static void test_stripped_reasoning(void)
+{
+    const char *const questions[] = {
+        "What is 27 plus 15? /think", "What is 12 plus 9? /think", "What is 31 plus 8? /think"};
+    check_stripped(questions, QE_THINKING_DEFAULT, true);
+}
+
+/* Cancelled inside its think block: there is no answer to keep, so what was emitted stays and is closed. */
+static void test_cancelled_in_think(void)
+{
+    /* A reader that takes nothing stops the reply after a character: it cannot run past its think block. */
+    qe_engine *engine = et_engine_new(&(qe_engine_options){.outbox_bytes = 1});
+    form f;
+    form_init(&f);
+    g_autoptr(GError) error = NULL;
+    qe_session_id session = et_open(engine);
+    qe_message message;
+    qe_generate_params params = et_user(session, "What is 27 plus 15? /think", &message);
+    qe_request *request = qe_engine_generate(engine, &params, &error);
+    g_assert_no_error(error);
+    g_autoptr(GArray) ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    while (ids->len < 4) {
+        qe_update u;
+        qe_request_wait(request, -1);
+        qe_request_take(request, &u);
+        g_array_append_vals(ids, u.ids, u.n_ids);
+        qe_update_clear(&u);
+    }
+    qe_request_cancel(request);
+    g_auto(et_result) cut = {0};
+    et_finish(request, &cut);
+    g_assert_cmpint(cut.finish, ==, QE_FINISH_CANCELLED);
+    g_array_append_vals(ids, cut.ids->data, cut.ids->len);
+    g_array_set_size(cut.ids, 0);
+    g_array_append_vals(cut.ids, ids->data, ids->len);
+    g_assert_cmpuint(g_array_index(ids, uint32_t, 0), ==, f.think);
+    g_assert_false(has_id(&cut, f.think_end));
+
+    g_autoptr(GArray) want = render(&f, &message, 1, QE_THINKING_DEFAULT);
+    assert_session_ids(engine, session, want, &cut);
+    g_auto(et_result) next = {0};
+    g_auto(et_result) fresh = {0};
+    ask(engine, session, "What is 12 plus 9?", QE_KEEP_ALL, QE_THINKING_DEFAULT, 0, &next);
+    g_array_append_vals(want, ids->data, ids->len);
+    qe_template_append_close(f.tmpl, false, want, &error);
+    g_assert_no_error(error);
+    const qe_message second = {QE_ROLE_USER, "What is 12 plus 9?", -1};
+    g_autoptr(GArray) rest = render(&f, &second, 1, QE_THINKING_DEFAULT);
+    g_array_append_vals(want, rest->data, rest->len);
+    assert_session_ids(engine, session, want, &next);
+    g_assert_cmpint(next.receipt.first_mismatch, ==, -1);
+    g_assert_cmpuint(next.receipt.n_reused, >=, cut.receipt.n_prompt + ids->len - 1);
+    g_assert_cmpuint(next.receipt.n_recomputed, ==, 0);
+    qe_generate_params exact =
+        ids_params(et_open(engine), (const uint32_t *)(const void *)want->data, want->len, 0);
+    et_generate(engine, &exact, &fresh);
+    g_assert_no_error(fresh.error);
+    et_assert_same(&next, &fresh);
+    form_clear(&f);
     qe_engine_free(engine);
 }
 
@@ -219,7 +400,9 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/engine/turns/same-prompt", test_same_prompt);
-    g_test_add_func("/engine/turns/stripped", test_stripped);
+    g_test_add_func("/engine/turns/stripped/empty", test_stripped_empty);
+    g_test_add_func("/engine/turns/stripped/reasoning", test_stripped_reasoning);
+    g_test_add_func("/engine/turns/stripped/cancelled", test_cancelled_in_think);
     g_test_add_func("/engine/turns/edits", test_edits);
     g_test_add_func("/engine/turns/fork", test_fork);
     g_test_add_func("/engine/turns/context", test_context);
