@@ -17,12 +17,14 @@ struct _QuireEngineBar
 
   QuireEngineClient *client;
   GtkWidget *info_bar;
+  GtkWidget *row; /* the text and the buttons; a column when narrow */
   GtkLabel *label;
   GtkWidget *progress;
   GtkWidget *first, *second; /* buttons */
   char *error;
   guint loading_id;
   gboolean loading_long;
+  gboolean narrow;
   gboolean note; /* what is shown is the CPU note */
 };
 
@@ -37,6 +39,16 @@ set_button (GtkWidget *button, const char *label, const char *action)
     gtk_button_set_label (GTK_BUTTON (button), label);
 }
 
+/* Two buttons beside it would leave a narrow window's text no room. */
+static void
+update_row (QuireEngineBar *self)
+{
+  gboolean column = self->narrow && gtk_widget_get_visible (self->second);
+
+  gtk_orientable_set_orientation (GTK_ORIENTABLE (self->row),
+                                  column ? GTK_ORIENTATION_VERTICAL : GTK_ORIENTATION_HORIZONTAL);
+}
+
 static void
 show (QuireEngineBar *self, GtkMessageType type, const char *text, const char *first,
       const char *first_action, const char *second, const char *second_action)
@@ -45,6 +57,7 @@ show (QuireEngineBar *self, GtkMessageType type, const char *text, const char *f
   gtk_label_set_text (self->label, text);
   set_button (self->first, first, first_action);
   set_button (self->second, second, second_action);
+  update_row (self);
   gtk_widget_set_visible (self->progress, FALSE);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), FALSE);
   self->note = FALSE;
@@ -172,6 +185,13 @@ quire_engine_bar_set_error (QuireEngineBar *self, const char *text)
   update (self);
 }
 
+void
+quire_engine_bar_set_narrow (QuireEngineBar *self, gboolean narrow)
+{
+  self->narrow = narrow;
+  update_row (self);
+}
+
 /* The GPU tier's reason comes with the first snapshot of a model, not with the status. */
 static void
 snapshot_changed_cb (QuireEngineBar *self)
@@ -218,6 +238,8 @@ quire_engine_bar_init (QuireEngineBar *self)
 {
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
   GtkWidget *label = gtk_label_new (NULL);
+  g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
+  GtkWidget *buttons;
 
   self->info_bar = gtk_info_bar_new ();
   gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), FALSE);
@@ -226,6 +248,8 @@ quire_engine_bar_init (QuireEngineBar *self)
   gtk_label_set_wrap (self->label, TRUE);
   gtk_label_set_wrap_mode (self->label, PANGO_WRAP_WORD_CHAR);
   gtk_label_set_xalign (self->label, 0);
+  pango_attr_list_insert (attributes, pango_attr_insert_hyphens_new (FALSE)); /* it has paths */
+  gtk_label_set_attributes (self->label, attributes);
   gtk_widget_set_hexpand (label, TRUE);
   gtk_box_append (GTK_BOX (box), label);
   self->progress = gtk_progress_bar_new ();
@@ -235,13 +259,19 @@ quire_engine_bar_init (QuireEngineBar *self)
   gtk_box_append (GTK_BOX (box), self->progress);
   gtk_widget_set_valign (box, GTK_ALIGN_CENTER);
   gtk_widget_set_margin_start (box, 6);
-  gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), box);
+  gtk_widget_set_hexpand (box, TRUE);
+  self->row = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  gtk_box_append (GTK_BOX (self->row), box);
 
+  buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   self->second = gtk_button_new ();
   self->first = gtk_button_new ();
-  gtk_widget_set_valign (self->first, GTK_ALIGN_CENTER);
-  gtk_widget_set_valign (self->second, GTK_ALIGN_CENTER);
-  gtk_info_bar_add_action_widget (GTK_INFO_BAR (self->info_bar), self->second, GTK_RESPONSE_NONE);
-  gtk_info_bar_add_action_widget (GTK_INFO_BAR (self->info_bar), self->first, GTK_RESPONSE_NONE);
+  gtk_box_append (GTK_BOX (buttons), self->second);
+  gtk_box_append (GTK_BOX (buttons), self->first);
+  gtk_widget_set_halign (buttons, GTK_ALIGN_END);
+  gtk_widget_set_valign (buttons, GTK_ALIGN_CENTER);
+  gtk_box_append (GTK_BOX (self->row), buttons);
+  gtk_widget_set_hexpand (self->row, TRUE);
+  gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), self->row);
   g_signal_connect_swapped (self->info_bar, "response", G_CALLBACK (response_cb), self);
 }

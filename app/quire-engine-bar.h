@@ -11,5 +11,7 @@ G_DECLARE_FINAL_TYPE (QuireEngineBar, quire_engine_bar, QUIRE, ENGINE_BAR, GtkWi
 void quire_engine_bar_set_client (QuireEngineBar *self, QuireEngineClient *client);
 /* A failure that is not the engine's: the chosen folder is no model. NULL clears it. */
 void quire_engine_bar_set_error (QuireEngineBar *self, const char *text);
+/* @narrow: a phone's width; two buttons go below the text. */
+void quire_engine_bar_set_narrow (QuireEngineBar *self, gboolean narrow);
 
 G_END_DECLS

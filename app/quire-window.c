@@ -150,6 +150,7 @@ apply_layout (QuireWindow *self)
   self->panel_docked = layout.panel_docked;
   self->sidebar_docked = layout.sidebar_docked;
   gtk_widget_set_visible (self->panel_button, !quire_layout_is_narrow (self->width, scale));
+  quire_engine_bar_set_narrow (self->engine_bar, quire_layout_is_narrow (self->width, scale));
   extend_menu (self, !adw_flap_get_reveal_flap (self->sidebar_flap) || !layout.sidebar_docked);
   self->applying = FALSE;
 }
@@ -293,8 +294,9 @@ add_chat (QuireWindow *self, QuireConversation *conversation)
 
   adw_tab_page_set_title (page, title_of (conversation));
   /* With the focus in another page, the tab view would move it to the first message, which selects its text. */
-  gtk_window_set_focus (GTK_WINDOW (self), NULL);
+  gtk_widget_set_can_focus (chat, FALSE);
   adw_tab_view_set_selected_page (self->tab_view, page);
+  gtk_widget_set_can_focus (chat, TRUE);
   gtk_widget_grab_focus (chat);
   return page;
 }
