@@ -19,6 +19,8 @@ struct _QuireMarkdownView
   GtkWidget *box;
   GPtrArray *blocks; /* (element-type QuireBlock) what is shown */
   GPtrArray *rows;   /* (element-type GtkWidget) borrowed, one a block */
+  int width;         /* of the last allocation */
+  guint refit_id;
 };
 
 G_DEFINE_FINAL_TYPE (QuireMarkdownView, quire_markdown_view, GTK_TYPE_WIDGET)
@@ -218,11 +220,53 @@ quire_markdown_view_get_n_blocks (QuireMarkdownView *self)
   return self->blocks->len;
 }
 
+/* GTK 4.8 now and then keeps the height that a wrapping label had at its former width when the window's layout changes
+ * in one go; its last line then lies over what follows. After each change of width the labels are asked once more. */
+static gboolean
+refit_cb (gpointer user_data)
+{
+  QuireMarkdownView *self = user_data;
+
+  self->refit_id = 0;
+  for (guint i = 0; i < self->rows->len; i++)
+    for (GtkWidget *child = gtk_widget_get_first_child (g_ptr_array_index (self->rows, i));
+         child != NULL; child = gtk_widget_get_next_sibling (child))
+      gtk_widget_queue_resize (child);
+  return G_SOURCE_REMOVE;
+}
+
+static void
+quire_markdown_view_measure (GtkWidget *widget, GtkOrientation orientation, int for_size,
+                             int *minimum, int *natural, int *minimum_baseline,
+                             int *natural_baseline)
+{
+  gtk_widget_measure (QUIRE_MARKDOWN_VIEW (widget)->box, orientation, for_size, minimum, natural,
+                      minimum_baseline, natural_baseline);
+}
+
+static GtkSizeRequestMode
+quire_markdown_view_get_request_mode (GtkWidget *widget)
+{
+  return GTK_SIZE_REQUEST_HEIGHT_FOR_WIDTH;
+}
+
+static void
+quire_markdown_view_size_allocate (GtkWidget *widget, int width, int height, int baseline)
+{
+  QuireMarkdownView *self = QUIRE_MARKDOWN_VIEW (widget);
+
+  gtk_widget_allocate (self->box, width, height, baseline, NULL);
+  if (width != self->width && self->refit_id == 0)
+    self->refit_id = g_idle_add (refit_cb, self);
+  self->width = width;
+}
+
 static void
 quire_markdown_view_dispose (GObject *object)
 {
   QuireMarkdownView *self = QUIRE_MARKDOWN_VIEW (object);
 
+  g_clear_handle_id (&self->refit_id, g_source_remove);
   g_clear_pointer (&self->box, gtk_widget_unparent);
   G_OBJECT_CLASS (quire_markdown_view_parent_class)->dispose (object);
 }
@@ -245,7 +289,9 @@ quire_markdown_view_class_init (QuireMarkdownViewClass *klass)
 
   object_class->dispose = quire_markdown_view_dispose;
   object_class->finalize = quire_markdown_view_finalize;
-  gtk_widget_class_set_layout_manager_type (widget_class, GTK_TYPE_BIN_LAYOUT);
+  widget_class->measure = quire_markdown_view_measure;
+  widget_class->get_request_mode = quire_markdown_view_get_request_mode;
+  widget_class->size_allocate = quire_markdown_view_size_allocate;
   gtk_widget_class_set_css_name (widget_class, "markdown");
 }
 
