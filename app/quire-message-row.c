@@ -251,12 +251,6 @@ build_reply (QuireMessageRow *self)
   update_reply (self);
 }
 
-QuireMessage *
-quire_message_row_get_message (QuireMessageRow *self)
-{
-  return self->message;
-}
-
 void
 quire_message_row_set_last (QuireMessageRow *self, gboolean last)
 {

@@ -9,7 +9,6 @@ G_BEGIN_DECLS
 G_DECLARE_FINAL_TYPE (QuireMessageRow, quire_message_row, QUIRE, MESSAGE_ROW, GtkBox)
 
 GtkWidget *quire_message_row_new (QuireMessage *message);
-QuireMessage *quire_message_row_get_message (QuireMessageRow *self);
 void quire_message_row_set_last (QuireMessageRow *self, gboolean last);
 /* The reply without its thinking, to the clipboard. */
 void quire_message_row_copy (QuireMessageRow *self);

@@ -332,12 +332,11 @@ static void post(qe_engine *self, qe_command *command)
     }
 }
 
-void qe_engine_load(qe_engine *self, const char *dir)
+/* The model of now goes: nothing of it is shown any more, its sessions end, @command says what comes instead. */
+static void replace_model(qe_engine *self, qe_command *command, qe_engine_state state)
 {
-    qe_command *command = command_new(QE_COMMAND_LOAD);
-    command->dir = g_strdup(dir);
     qe_mutex_lock(&self->lock);
-    self->state = QE_ENGINE_LOADING;
+    self->state = state;
     self->load_done = self->load_total = 0;
     command->serial = ++self->serial;
     g_clear_error(&self->error);
@@ -351,20 +350,16 @@ void qe_engine_load(qe_engine *self, const char *dir)
     qe_queue_cancel_all(self->queue);
 }
 
+void qe_engine_load(qe_engine *self, const char *dir)
+{
+    qe_command *command = command_new(QE_COMMAND_LOAD);
+    command->dir = g_strdup(dir);
+    replace_model(self, command, QE_ENGINE_LOADING);
+}
+
 void qe_engine_unload(qe_engine *self)
 {
-    qe_command *command = command_new(QE_COMMAND_UNLOAD);
-    qe_mutex_lock(&self->lock);
-    self->state = QE_ENGINE_EMPTY;
-    command->serial = ++self->serial;
-    g_clear_error(&self->error);
-    g_clear_pointer(&self->info, qe_model_info_free);
-    g_clear_pointer(&self->tokenizer, qe_tokenizer_unref);
-    g_hash_table_remove_all(self->sessions);
-    post(self, command);
-    qe_cond_broadcast(&self->changed);
-    qe_mutex_unlock(&self->lock);
-    qe_queue_cancel_all(self->queue);
+    replace_model(self, command_new(QE_COMMAND_UNLOAD), QE_ENGINE_EMPTY);
 }
 
 void qe_engine_recover(qe_engine *self)

@@ -1,7 +1,7 @@
 /* qe-outbox.h: what a request has for its reader: text, ids, the latest state. Internal.
  *
  * One writer (the engine thread), one reader at a time. Every function locks; none blocks except qe_outbox_wait().
- * The writer asks qe_outbox_full() before it computes more: a full outbox pauses its request, text is never dropped. The
+ * The writer asks qe_outbox_is_full() before it computes more: a full outbox pauses its request, text is never dropped. The
  * bound is max_bytes plus what one step and the end of the reply add. */
 #pragma once
 #include <glib.h>

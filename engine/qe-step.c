@@ -125,12 +125,6 @@ bool qe_steps_begin(qe_steps *self)
     return true;
 }
 
-bool qe_steps_fits_pages(const qe_steps *self, uint32_t n_pages)
-{
-    const lane *l = &self->lanes[(self->oldest + self->n_in_flight) & 1];
-    return n_pages <= self->params.pages_max - qk_step_plan(l->step)->n_pages;
-}
-
 uint32_t qe_steps_n_rows(const qe_steps *self)
 {
     const lane *l = &self->lanes[(self->oldest + self->n_in_flight) & 1];

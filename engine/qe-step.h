@@ -49,8 +49,6 @@ bool qe_steps_prefill_in_flight(const qe_steps *self);
 
 /* false when both steps are in flight. */
 bool qe_steps_begin(qe_steps *self);
-/* Room of the plan begun: page-table entries. */
-bool qe_steps_fits_pages(const qe_steps *self, uint32_t n_pages);
 /* @ids: [member->n_rows] known tokens; or NULL for one row that takes its token from @slot. Reads the page table of
  * @pages: n_pages = ceil((start + n_rows) / 16). @sampling: for member->samples. Fills in the member's output indices. */
 void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
