@@ -3,10 +3,16 @@
  * Backends are found by name in one table. Each function below checks its arguments (qk-check.c), leaves a refusal's
  * reason in the backend's check_error, and else calls the backend's table. Pointers that must not be NULL are the
  * caller's duty, as in any C library; counts, ranges and contents are checked here. */
+#include "kernels/cuda/qk-cuda.h"
 #include "kernels/qk-check.h"
 #include <assert.h>
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *qk_status_name(qk_status status)
 {
@@ -31,19 +37,106 @@ const char *qk_status_name(qk_status status)
 
 /* ---- Backends ------------------------------------------------------------------------------------------------ */
 
-/* CUDA is a module of its own, opened at run time where it was built, so that this library needs no driver. */
+/* CUDA is a module of its own, opened at run time, so that this library needs no driver and no CUDA library. It is
+ * looked for once a process, and never closed: the CUDA runtime in it registers exit handlers. */
+#define CUDA_MODULE "quire-cuda.so"
+#ifndef QK_MODULE_DIR
+#define QK_MODULE_DIR ""
+#endif
+
+static struct {
+    pthread_once_t once;
+    const qk_cuda_module_table *table; /* NULL: see reason */
+    char reason[160];
+} cuda = {.once = PTHREAD_ONCE_INIT};
+
+/* Opens @path when it is there. Returns whether the search ends here. */
+static bool open_cuda_module(const char *path)
+{
+    if (access(path, F_OK) != 0)
+        return false;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        snprintf(cuda.reason, sizeof(cuda.reason), "The CUDA module cannot be opened: %s.", dlerror());
+        return true;
+    }
+    qk_cuda_module_fn get = (qk_cuda_module_fn)dlsym(handle, QK_CUDA_MODULE_SYMBOL);
+    const qk_cuda_module_table *table = get != NULL ? get() : NULL;
+    if (table == NULL || table->abi_version != QK_ABI_VERSION)
+        snprintf(cuda.reason, sizeof(cuda.reason),
+            "The CUDA module %s belongs to another version of Quire; install both from the same build.",
+            path);
+    else
+        cuda.table = table;
+    return true;
+}
+
+/* QUIRE_CUDA_MODULE names the file; else it lies where it was installed, or beside a program that runs from its build
+ * folder or from a folder that was moved as a whole. */
+static void find_cuda_module(void)
+{
+    const char *named = getenv("QUIRE_CUDA_MODULE");
+    if (named != NULL && *named != '\0') {
+        if (!open_cuda_module(named))
+            snprintf(cuda.reason, sizeof(cuda.reason),
+                "The CUDA module is missing: QUIRE_CUDA_MODULE names a file that is not there.");
+        return;
+    }
+    static const char *const beside[] = {
+        "", "../lib/quire/", "kernels/cuda/", "../kernels/cuda/", "../../kernels/cuda/"};
+    char exe[PATH_MAX], path[PATH_MAX + 64];
+    if (*QK_MODULE_DIR != '\0' && open_cuda_module(QK_MODULE_DIR "/" CUDA_MODULE))
+        return;
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    if (n > 0) {
+        exe[n] = '\0';
+        *(strrchr(exe, '/') + 1) = '\0';
+        for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]); i++) {
+            snprintf(path, sizeof(path), "%s%s" CUDA_MODULE, exe, beside[i]);
+            if (open_cuda_module(path))
+                return;
+        }
+    }
+    snprintf(cuda.reason, sizeof(cuda.reason),
+        "The CUDA module is missing: this copy of Quire was built or installed without it.");
+}
+
+static const qk_cuda_module_table *cuda_table(void)
+{
+    pthread_once(&cuda.once, find_cuda_module);
+    return cuda.table;
+}
+
 static void cuda_probe(qk_probe *out)
 {
-    snprintf(out->reason, sizeof(out->reason), "This build has no CUDA module.");
+    if (cuda_table() != NULL)
+        cuda.table->probe(out);
+    else
+        snprintf(out->reason, sizeof(out->reason), "%s", cuda.reason);
+}
+
+static size_t cuda_list_devices(qk_device *out, size_t n)
+{
+    return cuda_table() != NULL ? cuda.table->list_devices(out, n) : 0;
+}
+
+static qk_status cuda_open(
+    const qk_backend_options *options, qk_backend **out, char *error, size_t error_size)
+{
+    if (cuda_table() != NULL)
+        return cuda.table->open(options, out, error, error_size);
+    snprintf(error, error_size, "cuda: %s", cuda.reason);
+    return QK_UNSUPPORTED;
 }
 
 static const struct {
     const char *name;
-    void (*probe)(qk_probe *out); /* fills all but the name; @out comes zeroed */
+    void (*probe)(qk_probe *out);                     /* fills all but the name; @out comes zeroed */
+    size_t (*list_devices)(qk_device *out, size_t n); /* optional: the backend has one device */
     qk_status (*open)(const qk_backend_options *options, qk_backend **out, char *error, size_t error_size);
 } backends[] = {
-    {"cuda", cuda_probe, NULL},
-    {"cpu", qk_cpu_probe, qk_cpu_open},
+    {"cuda", cuda_probe, cuda_list_devices, cuda_open},
+    {"cpu", qk_cpu_probe, NULL, qk_cpu_open},
 };
 
 #define N_BACKENDS (sizeof(backends) / sizeof(backends[0]))
@@ -62,20 +155,25 @@ size_t qk_probe_backends(qk_probe *out, size_t n)
     return N_BACKENDS;
 }
 
+size_t qk_list_devices(const char *backend, qk_device *out, size_t n)
+{
+    for (size_t i = 0; i < N_BACKENDS; i++) {
+        if (strcmp(backend, backends[i].name) == 0 && backends[i].list_devices != NULL) {
+            memset(out, 0, n * sizeof(*out));
+            return backends[i].list_devices(out, n);
+        }
+    }
+    return 0;
+}
+
 qk_status qk_backend_open(
     const char *name, const qk_backend_options *options, qk_backend **out, char *error, size_t error_size)
 {
     static const qk_backend_options defaults = {0};
     *out = NULL;
     for (size_t i = 0; i < N_BACKENDS; i++) {
-        if (strcmp(name, backends[i].name) != 0)
-            continue;
-        if (backends[i].open != NULL)
+        if (strcmp(name, backends[i].name) == 0)
             return backends[i].open(options != NULL ? options : &defaults, out, error, error_size);
-        qk_probe found;
-        probe(i, &found);
-        snprintf(error, error_size, "%s: %s", name, found.reason);
-        return QK_UNSUPPORTED;
     }
     snprintf(error, error_size, "no backend is called \"%s\"", name);
     return QK_UNSUPPORTED;
@@ -95,6 +193,7 @@ const char *qk_backend_error(const qk_backend *backend)
 void qk_backend_get_info(qk_backend *backend, qk_backend_info *out)
 {
     memset(out, 0, sizeof(*out));
+    out->utilization = -1;
     backend->ops->get_info(backend, out);
 }
 

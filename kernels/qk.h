@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-#define QK_ABI_VERSION 1u
+#define QK_ABI_VERSION 2u
 #define QK_PAGE_TOKENS 16u  /* tokens in a KV page */
 #define QK_SPAN_TOKENS 256u /* attention is cut at multiples of this: 16 pages */
 #define QK_NO_SLOT     UINT32_MAX
@@ -71,10 +71,26 @@ typedef struct {
 /* Fills at most @n entries in order of preference. Returns how many backends this build knows. */
 size_t qk_probe_backends(qk_probe *out, size_t n);
 
+/* The devices of one backend that has several. */
+typedef struct {
+    char id[48];   /* stable over restarts: "GPU-3f2a..." */
+    char name[96]; /* "NVIDIA GeForce RTX 4090 D" */
+    uint64_t memory_total, memory_free;
+    uint32_t capability; /* major * 10 + minor */
+    bool usable;
+    char reason[160]; /* when not usable: one sentence */
+} qk_device;
+
+/* Fills at most @n entries, in the order of their index, and returns how many there are: 0 for a backend with one
+ * device, and where the backend is not available. */
+size_t qk_list_devices(const char *backend, qk_device *out, size_t n);
+
 typedef struct {
     uint32_t n_threads; /* 0: the backend's choice (CPU: cores this process may use) */
-    const char
-        *isa; /* CPU: NULL for the best, or "reference", "avx2", "avx512" (QK_UNSUPPORTED when missing) */
+    /* NULL for the best. CPU: "reference", "avx2", "avx512". CUDA: "portable" (what every card from sm_80 on runs) or
+     * "hopper". QK_UNSUPPORTED when missing. */
+    const char *isa;
+    const char *device; /* NULL for the best; else a qk_device's id or its index in decimal. CPU: ignored */
 } qk_backend_options;
 
 /* @name: one of qk_probe's names. @error: @error_size bytes for one line, filled when the result is not QK_OK. */
@@ -89,12 +105,17 @@ typedef struct {
     bool is_host;          /* device memory is host memory (the panel then shows one tier) */
     uint64_t memory_total; /* bytes of device memory, 0 when unknown */
     uint64_t memory_free;
+    uint64_t memory_process; /* of it, what this process holds; 0 when unknown. CUDA: from NVML */
+    int32_t utilization;     /* percent of the last moment in which the device computed; -1 when unknown */
     uint32_t n_threads;
 } qk_backend_info;
 void qk_backend_get_info(qk_backend *backend, qk_backend_info *out);
 
 /* Measured ceilings of this device with its own threads, for benchmarks. Takes about half a second. */
-typedef enum { QK_MEASURE_READ_BYTES_PER_S, QK_MEASURE_F32_FLOPS } qk_measure;
+typedef enum {
+    QK_MEASURE_READ_BYTES_PER_S, /* device memory, read only */
+    QK_MEASURE_F32_FLOPS,        /* CUDA: bf16 matrix products with float32 sums, what a prompt is computed with */
+} qk_measure;
 qk_status qk_backend_measure(qk_backend *backend, qk_measure what, double *out);
 
 /* ---- Memory, copies, events ---------------------------------------------------------------------------------- */

@@ -1,0 +1,271 @@
+/* cuda-ops.h: the launchers of the CUDA kernels, one group a file. No backend objects here, so that tests/gpu calls
+ * each op alone. Internal to kernels/cuda and tests/gpu.
+ *
+ *   linear.cu               y = W x for few rows, streaming W at memory bandwidth, with what stands around it fused
+ *   rows.cu                 one row at a time: prepare (plan, embedding, RoPE tables), RMSNorm, heads, SiLU
+ *   attn-decode.cu          attention of sequences with one new row each: the whole stage in one launch
+ *   attn-prefill.cu         attention of any rows, portable (mma.sync)
+ *   attn-prefill-hopper.cu  the same with wgmma, sm_90a only
+ *   sample.cu               logits to token
+ *
+ * Two ways through a layer (cuda-step.cu):
+ *   few rows (n_rows <= QKC_SMALL_ROWS), activations float32:
+ *     linear(norm+QKV) -> attend_decode (or heads + attend_prefill) -> linear(O, +x) -> linear(norm+gate,up, SiLU)
+ *     -> linear(down, +x)
+ *   many rows, activations bf16, x float32:
+ *     rms_norm -> cublasLt QKV -> heads -> attend_prefill -> cublasLt O (+x) -> rms_norm -> cublasLt gate,up -> silu_mul
+ *     -> cublasLt down (+x)
+ *
+ * Conventions
+ *  1. Every launcher enqueues on launch->stream, is legal inside stream capture, allocates nothing, and returns the
+ *     launch's error. Row counts are read on the device where a `const uint32_t *` is taken: a captured launch is then
+ *     right for every n_rows up to its `rows_max`.
+ *  2. Programmatic dependent launch (launch->pdl): a kernel may start before its predecessor has ended. So every kernel
+ *     here executes qkc_pdl_wait() before it reads or writes anything that another kernel of the step writes or reads;
+ *     before it, only weights and tables that are constant over the step may be touched. Every thread block executes it
+ *     on every path, an early return included. qkc_pdl_trigger() comes as early as useful.
+ *  3. All device memory is at least 16-byte aligned; n_in, head_dim and hidden are multiples of 8.
+ *  4. Weights are bf16 row-major [n_out, n_in]; norm weights float32; sums float32 or better.
+ *  5. The result for given inputs is the same in every run: no floating-point atomics, fixed orders of sums.
+ *  6. launch->hopper selects kernels that need sm_90a; without it a kernel runs on sm_80 and newer, with at most 99 KB
+ *     of shared memory a block. */
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include "kernels/qk.h"
+
+typedef __nv_bfloat16 qkc_bf16;
+
+#define QKC_SMALL_ROWS 64u /* rows of a step that go the first way */
+#define QKC_WARP       32u
+
+typedef struct {
+    cudaStream_t stream;
+    bool pdl;    /* sm_90 and newer: launch with programmatic stream serialization */
+    bool hopper; /* sm_90 exactly: kernels built for sm_90a may be used */
+    int n_sms;
+} qkc_launch;
+
+/* ---- Launching ----------------------------------------------------------------------------------------------- */
+
+#ifdef __CUDACC__
+__device__ __forceinline__ void qkc_pdl_wait(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void qkc_pdl_trigger(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" :::);
+#endif
+}
+
+/* Launches @kernel with the launch's attributes. Raise its dynamic shared memory limit before, once, outside capture
+ * (each file has a qkc_*_init() where it needs that). */
+template <typename... Params, typename... Args>
+static inline cudaError_t qkc_start(
+    const qkc_launch *launch, void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem, Args... args)
+{
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = smem;
+    config.stream = launch->stream;
+    config.attrs = &attribute;
+    config.numAttrs = launch->pdl ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+}
+#endif
+
+/* Raise shared memory limits and read device properties; once a process and device, before the first launch and outside
+ * capture. Each is idempotent. */
+cudaError_t qkc_linear_init(void);
+cudaError_t qkc_attend_decode_init(void);
+cudaError_t qkc_attend_prefill_init(void);
+cudaError_t qkc_attend_prefill_hopper_init(void);
+cudaError_t qkc_sample_init(void);
+
+/* ---- The plan on the device ---------------------------------------------------------------------------------- */
+
+/* What a step's kernels read. The arrays have their context's maxima. Filled by qkc_prepare() at the head of each step;
+ * constant during the rest of it, but for `state`. Passed by value. */
+typedef struct {
+    uint32_t *counts;   /* [4]: n_rows, n_seqs, n_pages, n_outputs */
+    int32_t *token;     /* [rows_max]: slots resolved */
+    uint32_t *position; /* [rows_max] */
+    uint32_t *row_seq;  /* [rows_max]: index into seqs */
+    float *cos_sin;     /* [rows_max, head_dim]: head_dim / 2 cosines, then as many sines, times rope_factor */
+    qk_seq *seqs;       /* [seqs_max] */
+    uint64_t *pages;    /* [pages_max] */
+    qk_output *outputs; /* [outputs_max] */
+    uint32_t *state;    /* [1]: a qk_status. QK_OK, or QK_CANCELLED or QK_INVALID: later kernels may return at once, and
+                           the sampler changes no slot and no history */
+} qkc_plan;
+
+/* A submitted plan in mapped pinned host memory: the same arrays, written by the host before the launch. */
+typedef struct {
+    const uint32_t *counts; /* [4] */
+    const int32_t *tokens;  /* [rows_max]: >= 0 an id, else ~slot */
+    const qk_seq *seqs;
+    const uint64_t *pages;
+    const qk_output *outputs;
+    const volatile uint32_t *cancel; /* [1]: not 0: give the step up at the next layer */
+} qkc_host_plan;
+
+/* ---- rows.cu ------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    qkc_host_plan from;
+    qkc_plan to;
+    const int32_t *slots;   /* [slots_max] device: -1 until written */
+    const qkc_bf16 *embed;  /* [vocab, hidden] */
+    float *x;               /* [rows_max, hidden]: receives the embeddings */
+    const double *inv_freq; /* [head_dim / 2] device */
+    float rope_factor;
+    uint32_t head_dim, hidden;
+    uint32_t rows_max; /* of this launch: the grid covers them; n_rows is read from from.counts */
+} qkc_prepare_args;
+
+/* Copies the plan to the device, finds each row's token, position and sequence, fills cos_sin (angles in float64, as
+ * the CPU backend) and x. A row that takes an unwritten slot sets *state to QK_INVALID; else *state becomes QK_OK. */
+cudaError_t qkc_prepare(const qkc_launch *launch, const qkc_prepare_args *args);
+
+/* out[r] = bf16(x[g(r)] * rsqrt(mean(x[g(r)]^2) + eps) * weight), g(r) = outputs[r].row when @gather, else r. Rows from
+ * the plan's count on (n_outputs when gathering) up to rows_max get zeros. One thread latches plan.state from
+ * @cancel when that is not NULL and not 0. */
+cudaError_t qkc_rms_norm(const qkc_launch *launch, qkc_bf16 *out, const float *x, const float *weight, float eps,
+    uint32_t hidden, uint32_t rows_max, qkc_plan plan, bool gather, const volatile uint32_t *cancel);
+
+/* Norm and rotation of every row's heads; keys and values go to their pages. The input is float32 (few rows) or bf16
+ * (many rows): exactly one of qkv_f32 and qkv_bf16 is set. */
+typedef struct {
+    const float *qkv_f32;     /* [rows, q_dim + 2 * kv_dim]: q heads, then k heads, then v heads */
+    const qkc_bf16 *qkv_bf16; /* the same */
+    qkc_bf16 *q;              /* [rows_max, q_dim]: after q-norm and RoPE, not scaled */
+    const float *q_norm, *k_norm; /* [head_dim] */
+    float eps;
+    uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
+    qk_kv_layout layout; /* bf16 */
+    qkc_plan plan;
+} qkc_heads_args;
+cudaError_t qkc_heads(const qkc_launch *launch, const qkc_heads_args *args);
+
+/* act[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, ffn + i]), in float32. */
+cudaError_t qkc_silu_mul(const qkc_launch *launch, qkc_bf16 *act, const qkc_bf16 *gate_up, uint32_t ffn,
+    uint32_t rows_max, qkc_plan plan);
+
+/* ---- linear.cu ----------------------------------------------------------------------------------------------- */
+
+typedef enum {
+    QKC_STORE,    /* y[r, o] = sum */
+    QKC_ADD,      /* y[r, o] += sum */
+    QKC_SILU_MUL, /* W is [2 * n_out, n_in], gate rows then up rows: y[r, o] = silu(sum_gate) * sum_up */
+} qkc_then;
+
+/* y = W f(x) for n_rows <= rows_max <= QKC_SMALL_ROWS, f being RMSNorm when norm is set. The input is rounded to bf16
+ * after f where tensor cores are used. */
+typedef struct {
+    const qkc_bf16 *w; /* [n_out (twice that for QKC_SILU_MUL), n_in] */
+    const float *x;    /* [rows, n_in] */
+    const float *norm; /* [n_in] or NULL */
+    float eps;
+    float *y; /* [rows, n_out] */
+    uint32_t n_out, n_in, rows_max;
+    qkc_then then;
+    bool gather; /* row i of the work is x row outputs[i].row and y row i; their number is n_outputs, not n_rows */
+    qkc_plan plan;
+} qkc_linear_args;
+cudaError_t qkc_linear(const qkc_launch *launch, const qkc_linear_args *args);
+
+/* ---- attn-decode.cu ------------------------------------------------------------------------------------------ */
+
+/* Attention where every sequence has one new row (row r is sequence r), the whole stage: norm and rotation of q and k,
+ * the new key and value into their page, attention over the pages, merging.
+ *
+ * A sequence of n keys is cut at multiples of QK_SPAN_TOKENS * ceil(ceil(n / QK_SPAN_TOKENS) / QKC_ITEMS_A_SEQ): a
+ * function of its length alone. Pieces' results (normalised, float32, with their log-sum-exp) are merged in position
+ * order in float32. */
+#define QKC_ITEMS_A_SEQ 64u
+typedef struct {
+    const float *qkv; /* [rows_max, q_dim + 2 * kv_dim]: raw, out of the QKV product */
+    float *out;       /* [rows_max, q_dim] */
+    const float *q_norm, *k_norm;
+    float eps;
+    uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
+    qk_kv_layout layout;
+    qkc_plan plan;
+    void *workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts */
+    const volatile uint32_t *cancel; /* latched into plan.state when not NULL */
+} qkc_attend_decode_args;
+size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
+cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args);
+
+/* ---- attn-prefill.cu, attn-prefill-hopper.cu ----------------------------------------------------------------- */
+
+/* Attention of rows whose q is ready and whose keys and values are in their pages. Causal: a row at position p attends
+ * to keys 0..p of its sequence. The host knows the plan's sequences and cuts the work into tiles before the launch.
+ *
+ * A tile is up to `tile_rows` consecutive rows of one sequence for all query heads of one kv head (grid.y), over the
+ * keys [key_begin, key_end). A sequence whose keys are cut has `n_parts` tiles for the same rows; their results go to
+ * the parts workspace and a second kernel merges them in position order. Where keys are cut depends on the sequence's
+ * start and n_rows alone. */
+typedef struct {
+    uint32_t seq, row, n_rows;    /* row: index into the plan's rows */
+    uint32_t key_begin, key_end;  /* key_begin is a multiple of QK_SPAN_TOKENS; key_end <= last row's position + 1 */
+    uint32_t part, n_parts;       /* n_parts 1: the tile writes the output itself */
+    uint32_t part_slot;           /* first row of this tile in the parts workspace (rows of [n_heads, head_dim] + lse) */
+} qkc_tile;
+
+typedef struct {
+    const qkc_bf16 *q;  /* [rows, q_dim] */
+    qkc_bf16 *out_bf16; /* [rows, q_dim], or NULL */
+    float *out_f32;     /* [rows, q_dim], or NULL; exactly one is set */
+    uint32_t n_heads, n_kv_heads, head_dim, layer;
+    qk_kv_layout layout;
+    qkc_plan plan;
+    const qkc_tile *tiles; /* [n_tiles] device: longest first */
+    uint32_t n_tiles;
+    const qkc_tile *merges; /* [n_merges] device: one for each group of parts: part_slot of its first part, n_parts */
+    uint32_t n_merges;
+    float *parts_out; /* [part_rows_max, q_dim] */
+    float *parts_lse; /* [part_rows_max, n_heads] */
+} qkc_attend_prefill_args;
+
+/* Cuts a plan into tiles: host code, no CUDA call. tiles and merges have room for qkc_tiles_max(). Returns false when
+ * part_rows_max does not suffice for any cut (it always suffices for no cut: then fewer parts are used). */
+typedef struct {
+    uint32_t n_tiles, n_merges, n_part_rows;
+} qkc_tiling;
+uint32_t qkc_tiles_max(uint32_t rows_max, uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads);
+void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper, int n_sms,
+    uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out);
+cudaError_t qkc_attend_prefill(const qkc_launch *launch, const qkc_attend_prefill_args *args);
+
+/* Called by qkc_attend_prefill() when launch->hopper and the shape suits (qkc_attend_prefill_hopper_runs()); the tiles
+ * were cut with hopper = true and the same shape. */
+bool qkc_attend_prefill_hopper_runs(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
+uint32_t qkc_attend_prefill_hopper_tile_rows(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
+cudaError_t qkc_attend_prefill_hopper(const qkc_launch *launch, const qkc_attend_prefill_args *args);
+
+/* ---- sample.cu ----------------------------------------------------------------------------------------------- */
+
+/* For each output of the plan: what kernels/cpu/sample.c computes from the same logits, history and sampling. */
+typedef struct {
+    const float *logits; /* [outputs_max, vocab]: row i is output i's */
+    uint32_t vocab;
+    uint32_t outputs_max; /* of this launch; n_outputs is read from the plan */
+    qkc_plan plan;
+    int32_t *slots;            /* [slots_max] device */
+    uint8_t *history;          /* [slots_max, vocab] device: QK_SEEN, QK_SEEN_IN_REPLY as in kernels/cpu/sample.h */
+    qk_output_result *results; /* [outputs_max]: mapped pinned host memory */
+    uint32_t *status;          /* [1]: mapped pinned host memory: receives plan.state, after the results */
+    void *workspace;           /* qkc_sample_bytes(); zeroed once by its owner, left zeroed where it counts */
+} qkc_sample_args;
+size_t qkc_sample_bytes(uint32_t outputs_max, uint32_t vocab);
+cudaError_t qkc_sample(const qkc_launch *launch, const qkc_sample_args *args);
