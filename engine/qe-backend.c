@@ -2,7 +2,8 @@
 #include "engine/qe-backend.h"
 #include "engine/qe.h"
 
-#define PROBES_MAX 16
+#define PROBES_MAX  16
+#define DEVICES_MAX 64
 
 static void backend_desc_free(void *data)
 {
@@ -23,6 +24,32 @@ GPtrArray *qe_list_backends(void)
         desc->name = g_strdup(probes[i].name);
         desc->device = g_utf8_make_valid(probes[i].available ? probes[i].device : "", -1);
         desc->reason = probes[i].available ? NULL : g_utf8_make_valid(probes[i].reason, -1);
+        g_ptr_array_add(list, desc);
+    }
+    return list;
+}
+
+static void device_desc_free(void *data)
+{
+    qe_device_desc *desc = data;
+    g_free(desc->id);
+    g_free(desc->name);
+    g_free(desc->reason);
+    g_free(desc);
+}
+
+GPtrArray *qe_list_devices(void)
+{
+    GPtrArray *list = g_ptr_array_new_with_free_func(device_desc_free);
+    qk_device devices[DEVICES_MAX];
+    size_t n = MIN(qk_list_devices("cuda", devices, DEVICES_MAX), DEVICES_MAX);
+    for (size_t i = 0; i < n; i++) {
+        qe_device_desc *desc = g_new0(qe_device_desc, 1);
+        desc->id = g_utf8_make_valid(devices[i].id, -1);
+        desc->name = g_utf8_make_valid(devices[i].name, -1);
+        desc->memory_total = devices[i].memory_total;
+        desc->memory_free = devices[i].memory_free;
+        desc->reason = devices[i].usable ? NULL : g_utf8_make_valid(devices[i].reason, -1);
         g_ptr_array_add(list, desc);
     }
     return list;
@@ -56,7 +83,12 @@ void qe_backend_set_error(GError **error, qk_backend *backend, qk_status status,
     g_set_error(error, QE_ERROR, (gint)code_of(status), "%s: %s", what, words);
 }
 
-qk_backend *qe_backend_open(const qe_backend_opener *opener, GError **error)
+bool qe_backend_has_choice(const qe_backend_opener *opener)
+{
+    return !opener->open && !opener->name;
+}
+
+qk_backend *qe_backend_open(const qe_backend_opener *opener, bool last_resort, GError **error)
 {
     qk_backend *backend = NULL;
     char words[256] = "";
@@ -68,7 +100,7 @@ qk_backend *qe_backend_open(const qe_backend_opener *opener, GError **error)
     } else {
         qk_probe probes[PROBES_MAX];
         size_t n = MIN(qk_probe_backends(probes, PROBES_MAX), PROBES_MAX);
-        for (size_t i = 0; i < n && !name; i++) {
+        for (size_t i = 0; i < n && (!name || (last_resort && !opener->name)); i++) {
             if (probes[i].available)
                 name = probes[i].name;
         }
@@ -77,7 +109,8 @@ qk_backend *qe_backend_open(const qe_backend_opener *opener, GError **error)
                 n ? ": " : "", n ? probes[0].reason : "");
             return NULL;
         }
-        qk_backend_options options = {.n_threads = opener->n_threads, .isa = opener->isa};
+        qk_backend_options options = {
+            .n_threads = opener->n_threads, .isa = opener->isa, .device = opener->device};
         status = qk_backend_open(name, &options, &backend, words, sizeof words);
     }
     if (status == QK_OK)

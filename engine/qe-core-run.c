@@ -81,7 +81,7 @@ static void preempt(qe_core *core, qe_request *request)
 }
 
 /* Frees the pages of the session that was used longest ago; sessions whose request waits come after idle ones. */
-static bool drop_oldest(qe_core *core, const qe_timeline *keep)
+bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep)
 {
     qe_timeline *oldest = NULL;
     GHashTableIter iter;
@@ -138,7 +138,7 @@ static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens)
             qe_core_finish(core, request, QE_FINISH_ERROR, error);
             return false;
         }
-        if (drop_oldest(core, request->timeline)) {
+        if (qe_core_drop_oldest(core, request->timeline)) {
             g_error_free(error);
             continue;
         }
@@ -617,6 +617,11 @@ bool qe_core_advance(qe_core *core)
     if (core->lost)
         return false;
     uint32_t n_in_flight = qe_steps_n_in_flight(core->steps);
+    if (core->trim_due && n_in_flight == 0 && core->running->len == 0) {
+        core->trim_due = false;
+        if (qe_kv_pool_trim(core->pool, 1) > 0)
+            qe_stats_touch(core->stats);
+    }
     if (n_in_flight == 2 || (n_in_flight == 1 && !submitted)) {
         read_step(core);
         return !core->lost;

@@ -9,7 +9,7 @@
  *  4. Ids of a session are what was asked and what was really emitted; a token that was drawn but not read is not in it. */
 #include "engine/qe-core.h"
 #include <stdlib.h>
-#include <unistd.h>
+#include "engine/qe-budget.h"
 #include "engine/qe-limits.h"
 #include "engine/qe-turn.h"
 
@@ -44,6 +44,8 @@ void qe_core_clear(qe_core *core)
     g_clear_error(&core->lost);
     g_clear_pointer(&core->opener.name, g_free);
     g_clear_pointer(&core->opener.isa, g_free);
+    g_clear_pointer(&core->opener.device, g_free);
+    g_clear_pointer(&core->cpu_reason, g_free);
 }
 
 /* ---- Loading ---- */
@@ -60,20 +62,7 @@ static qk_tensor to_tensor(const qe_weight *w)
 
 static qk_shape shape_of(const qe_core *core)
 {
-    const qe_config *c = qe_model_get_config(core->model);
-    return (qk_shape){
-        .n_layers = c->n_layers,
-        .n_heads = c->n_heads,
-        .n_kv_heads = c->n_kv_heads,
-        .head_dim = c->head_dim,
-        .hidden = c->hidden,
-        .ffn = c->ffn,
-        .vocab = c->vocab,
-        .max_positions = core->context_max,
-        .rms_eps = (float)c->rms_eps,
-        .rope_factor = (float)c->rope_attn_factor,
-        .rope_inv_freq = c->rope_inv_freq,
-    };
+    return qe_budget_shape(qe_model_get_config(core->model), core->context_max);
 }
 
 static qk_status load_weights(qe_core *core, qk_progress_fn progress, void *user)
@@ -107,37 +96,6 @@ static qk_status load_weights(qe_core *core, qk_progress_fn progress, void *user
     return qk_model_load(core->backend, &desc, progress, user, &core->device_model);
 }
 
-static uint64_t physical_memory(void)
-{
-    long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
-    return pages > 0 && bytes > 0 ? (uint64_t)pages * (uint64_t)bytes : 0;
-}
-
-/* Pages of the pool: what was asked for, else the default that qe-limits.h documents. */
-static bool budget_pages(const qe_core *core, uint64_t page_bytes, uint32_t *n_pages, GError **error)
-{
-    uint64_t context_pages = (core->context_max + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
-    uint64_t n;
-    if (core->kv_bytes_max) {
-        n = core->kv_bytes_max / page_bytes;
-    } else {
-        qk_backend_info info;
-        qk_backend_get_info(core->backend, &info);
-        uint64_t memory = info.is_host || info.memory_total == 0 ? physical_memory() : info.memory_total;
-        n = MIN(memory / QE_KV_MEMORY_DIVISOR / page_bytes, QE_KV_CONTEXTS * context_pages);
-        if (n < context_pages)
-            n = MIN(context_pages, memory / 2 / page_bytes);
-    }
-    if (n == 0) {
-        g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
-            "KV memory of %" G_GUINT64_FORMAT " bytes holds no page: one has %" G_GUINT64_FORMAT " bytes",
-            core->kv_bytes_max, page_bytes);
-        return false;
-    }
-    *n_pages = (uint32_t)MIN(n, (uint64_t)INT32_MAX);
-    return true;
-}
-
 static void free_device(qe_core *core)
 {
     g_clear_pointer(&core->steps, qe_steps_free);
@@ -145,47 +103,67 @@ static void free_device(qe_core *core)
     g_clear_pointer(&core->device_model, qk_model_free);
 }
 
-/* Everything on the device, and a fresh pool. On failure the caller frees what is there. */
-static bool make_device(qe_core *core, qk_progress_fn progress, void *user, GError **error)
+/* How many pages the pool may have. @taken: weights and workspace are on the device already. */
+static bool budget_pages(
+    const qe_core *core, uint64_t kv_wanted, bool taken, uint32_t *n_pages, GError **error)
 {
-    if (!core->backend) {
-        core->backend = qe_backend_open(&core->opener, error);
-        if (!core->backend)
-            return false;
+    qk_backend_info info;
+    qk_backend_get_info(core->backend, &info);
+    qe_budget budget = {
+        .page_bytes = core->params.layout.page_bytes,
+        .context_max = core->context_max,
+        .kv_wanted = kv_wanted,
+        .is_device = !info.is_host && info.memory_total > 0,
+        .memory_free = info.memory_free,
+        .weights = core->weight_bytes,
+        .workspace = core->workspace_bytes,
+        .reserve = core->memory_reserve > 1 ? core->memory_reserve : 0,
+    };
+    if (taken)
+        budget.memory_free += budget.weights + budget.workspace;
+    if (core->pool)
+        budget.memory_free += (uint64_t)qe_kv_pool_n_reserved(core->pool) * budget.page_bytes;
+    return qe_budget_pages(&budget, n_pages, error);
+}
+
+/* Counts what the load will take, and refuses it before the weights move when that is more than there is. */
+static bool check_budget(qe_core *core, GError **error)
+{
+    qk_shape shape = shape_of(core);
+    qk_backend_info info;
+    qk_backend_get_info(core->backend, &info);
+    core->is_host = info.is_host;
+    core->step_rows_max = core->step_rows_wanted ? core->step_rows_wanted
+                          : core->is_host        ? QE_STEP_ROWS_DEFAULT
+                                                 : QE_STEP_ROWS_DEVICE;
+    qe_budget_params(&shape, core->kv_class, core->step_rows_max, &core->params);
+    core->weight_bytes = qe_model_get_weight_bytes(core->model);
+    core->workspace_bytes = 0;
+    qk_sizes weights, workspace;
+    if (!core->is_host && qk_estimate(info.name, &shape, qe_model_get_config(core->model)->tied,
+                              &core->params, &weights, &workspace) == QK_OK) {
+        core->weight_bytes = weights.device_bytes;
+        core->workspace_bytes = workspace.device_bytes;
     }
+    uint32_t n_pages;
+    return core->is_host || budget_pages(core, core->kv_bytes_max, false, &n_pages, error);
+}
+
+/* Everything on the device, and a fresh pool. On failure the caller frees what is there. */
+static bool fill_device(qe_core *core, qk_progress_fn progress, void *user, GError **error)
+{
     const qe_config *config = qe_model_get_config(core->model);
     core->context_max = config->max_positions;
     if (core->context_wanted)
         core->context_max = MIN(core->context_wanted, config->max_positions);
+    if (!check_budget(core, error))
+        return false;
     qk_status status = load_weights(core, progress, user);
     if (status != QK_OK) {
         core->device_model = NULL;
         qe_backend_set_error(error, core->backend, status, "Cannot load the model onto the device");
         return false;
     }
-
-    qk_shape shape = shape_of(core);
-    qk_kv_layout layout;
-    qk_kv_layout_page_major(&shape, core->kv_class == QE_KV_F32 ? QK_F32 : QK_BF16, &layout);
-    uint32_t n_pages;
-    if (!budget_pages(core, layout.page_bytes, &n_pages, error))
-        return false;
-    uint32_t context_pages = (core->context_max + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
-    core->capacity = (uint32_t)MIN((uint64_t)core->context_max, (uint64_t)n_pages * QK_PAGE_TOKENS);
-    uint32_t logits_max =
-        (uint32_t)CLAMP(QE_LOGITS_BYTES / (4 * (uint64_t)shape.vocab), 1, QE_LOGITS_ROWS_MAX);
-    core->params = (qk_context_params){
-        .rows_max = core->step_rows_max,
-        .seqs_max = QE_RUNNING_MAX,
-        .pages_max = QE_RUNNING_MAX * context_pages,
-        .outputs_max = QE_RUNNING_MAX + logits_max,
-        .logits_max = logits_max,
-        .slots_max = QE_RUNNING_MAX,
-        .layout = layout,
-    };
-    core->params.seqs_max = MIN(core->params.seqs_max, core->params.rows_max);
-    core->params.outputs_max = MIN(core->params.outputs_max, core->params.rows_max);
-    core->params.logits_max = MIN(core->params.logits_max, core->params.rows_max);
     status = qk_context_new(core->device_model, &core->params, &core->context);
     if (status != QK_OK) {
         core->context = NULL;
@@ -197,10 +175,72 @@ static bool make_device(qe_core *core, qk_progress_fn progress, void *user, GErr
         qe_backend_set_error(error, core->backend, status, "Cannot make the steps");
         return false;
     }
-    core->pool = qe_kv_pool_new(core->backend, &layout, n_pages, 0, core->check);
-    qe_cost_init(&core->cost, qe_model_get_weight_bytes(core->model), qe_model_get_n_params(core->model),
-        4ull * shape.n_layers * shape.n_heads * shape.head_dim);
+    uint32_t n_pages;
+    if (!budget_pages(core, core->kv_bytes_max, true, &n_pages, error))
+        return false;
+    uint64_t page_bytes = core->params.layout.page_bytes;
+    uint32_t slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_DEVICE_SLAB_BYTES / page_bytes, 1);
+    core->pool = qe_kv_pool_new(core->backend, &core->params.layout, n_pages, slab_pages, core->check);
+    if (!core->is_host && !qe_kv_pool_warm(core->pool, error))
+        return false;
+    core->capacity = (uint32_t)MIN((uint64_t)core->context_max, (uint64_t)n_pages * QK_PAGE_TOKENS);
+    qk_shape shape = shape_of(core);
+    qe_cost_init(&core->cost, !core->is_host, qe_model_get_weight_bytes(core->model),
+        qe_model_get_n_params(core->model), 4ull * shape.n_layers * shape.n_heads * shape.head_dim);
     return true;
+}
+
+static void drop_device(qe_core *core)
+{
+    g_clear_pointer(&core->steps, qe_steps_free);
+    g_clear_pointer(&core->pool, qe_kv_pool_free);
+    free_device(core);
+}
+
+/* As fill_device(), on a backend opened now when there is none. Where the choice is ours, a card that cannot be had or
+ * has not the memory leaves the work to the CPU, and cpu_reason says why. */
+static bool make_device(qe_core *core, qk_progress_fn progress, void *user, GError **error)
+{
+    g_autoptr(GError) local = NULL;
+    g_clear_pointer(&core->cpu_reason, g_free);
+    if (!core->backend)
+        core->backend = qe_backend_open(&core->opener, false, &local);
+    if (core->backend && fill_device(core, progress, user, &local))
+        return true;
+    bool was_host = core->backend && core->is_host;
+    bool has_choice = qe_backend_has_choice(&core->opener) && !was_host &&
+                      (g_error_matches(local, QE_ERROR, QE_ERROR_NO_MEMORY) ||
+                          g_error_matches(local, QE_ERROR, QE_ERROR_UNSUPPORTED) ||
+                          g_error_matches(local, QE_ERROR, QE_ERROR_DEVICE_LOST));
+    if (has_choice) {
+        drop_device(core);
+        g_clear_pointer(&core->backend, qk_backend_free);
+        core->backend = qe_backend_open(&core->opener, true, NULL);
+        if (core->backend && fill_device(core, progress, user, NULL)) {
+            core->cpu_reason = g_strdup(local->message);
+            return true;
+        }
+    }
+    g_propagate_error(error, g_steal_pointer(&local));
+    return false;
+}
+
+void qe_core_set_kv_bytes(qe_core *core, uint64_t kv_bytes_max)
+{
+    uint32_t n_pages;
+    if (!core->pool || core->lost) {
+        core->kv_bytes_max = kv_bytes_max;
+        return;
+    }
+    if (!budget_pages(core, kv_bytes_max, true, &n_pages, NULL))
+        return;
+    core->kv_bytes_max = kv_bytes_max;
+    qe_kv_pool_set_max(core->pool, n_pages);
+    core->capacity = (uint32_t)MIN((uint64_t)core->context_max, (uint64_t)n_pages * QK_PAGE_TOKENS);
+    while (qe_kv_pool_n_used(core->pool) > n_pages && qe_core_drop_oldest(core, NULL))
+        ;
+    core->trim_due = true;
+    qe_stats_touch(core->stats);
 }
 
 static void forget_model(qe_core *core)
@@ -223,7 +263,7 @@ bool qe_core_load(qe_core *core, qe_model *model, qe_tokenizer *tokenizer, qe_te
         qe_stats_touch(core->stats);
         return true;
     }
-    free_device(core);
+    drop_device(core);
     forget_model(core);
     return false;
 }
@@ -237,6 +277,10 @@ void qe_core_unload(qe_core *core)
     g_clear_pointer(&core->pool, qe_kv_pool_free);
     free_device(core);
     forget_model(core);
+    /* The next model may fit where this one did not. */
+    if (core->cpu_reason)
+        g_clear_pointer(&core->backend, qk_backend_free);
+    g_clear_pointer(&core->cpu_reason, g_free);
     g_clear_error(&core->lost);
     qe_stats_touch(core->stats);
 }
@@ -278,8 +322,7 @@ bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError 
     qe_kv_pool *old = core->pool;
     core->pool = NULL;
     if (!make_device(core, progress, user, error)) {
-        g_clear_pointer(&core->pool, qe_kv_pool_free);
-        free_device(core);
+        drop_device(core);
         g_clear_pointer(&core->backend, qk_backend_free);
         core->pool = old;
         return false;
@@ -382,6 +425,7 @@ void qe_core_close(qe_core *core, qe_session_id id)
     if (t->request)
         qe_core_finish(core, t->request, QE_FINISH_CANCELLED, NULL);
     g_hash_table_remove(core->timelines, &id);
+    core->trim_due = true;
     qe_stats_touch(core->stats);
 }
 
@@ -510,6 +554,20 @@ static int compare_sessions(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Asks a card about its memory and load, at most once in QE_DEVICE_MS: its driver takes its time to answer. */
+static void look_at_device(qe_core *core)
+{
+    if (!core->backend || core->is_host) {
+        core->device_looked = 0;
+        return;
+    }
+    gint64 now = g_get_monotonic_time();
+    if (core->device_looked && now < core->device_looked + (gint64)QE_DEVICE_MS * 1000)
+        return;
+    qk_backend_get_info(core->backend, &core->device_info);
+    core->device_looked = now;
+}
+
 bool qe_core_publish(qe_core *core)
 {
     gint64 deadline = qe_stats_deadline(core->stats);
@@ -525,12 +583,14 @@ bool qe_core_publish(qe_core *core)
         sessions[i++] = (qe_stats_session){t->session, t->request && t->request->state != QE_REQUEST_QUEUED};
     }
     qsort(sessions, n, sizeof *sessions, compare_sessions);
-    qk_backend_info info = {.is_host = true};
-    if (core->backend)
-        qk_backend_get_info(core->backend, &info);
+    look_at_device(core);
     qe_stats_input input = {
         .pool = core->pool,
-        .is_host = info.is_host,
+        .is_host = !core->backend || core->is_host,
+        .cpu_reason = core->cpu_reason,
+        .device = core->device_looked ? &core->device_info : NULL,
+        .weights = core->weight_bytes,
+        .workspace = core->workspace_bytes,
         .n_sessions = core->pool ? n : 0,
         .sessions = sessions,
         .n_running = core->running->len,

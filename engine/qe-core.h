@@ -47,7 +47,8 @@ struct qe_core {
     qe_backend_opener opener;
     qe_kv_class kv_class;
     uint64_t kv_bytes_max;
-    uint32_t context_wanted, step_rows_max, step_ms_shared, step_ms_alone;
+    uint64_t memory_reserve; /* of device memory */
+    uint32_t context_wanted, step_rows_wanted, step_ms_shared, step_ms_alone;
     bool check;
 
     /* While a model is loaded; all NULL otherwise. After a loss the device part is NULL and the rest stays. */
@@ -57,9 +58,12 @@ struct qe_core {
     qe_eos_list eos;
     qe_kv_pool *pool;
     uint32_t context_max; /* tokens */
+    uint32_t step_rows_max;
     uint32_t capacity; /* tokens that one session can hold: context_max, or all pages when they are fewer */
     /* The device part. */
     qk_backend *backend;
+    bool is_host;                           /* device memory is host memory */
+    uint64_t weight_bytes, workspace_bytes; /* on the device */
     qk_model *device_model;
     qk_context *context;
     qk_context_params params;
@@ -74,7 +78,11 @@ struct qe_core {
     uint64_t next_temporary; /* ids of temporary timelines, from the top */
     uint32_t rotate;
     GError *lost;        /* the device was lost; cleared by recovery */
+    char *cpu_reason;    /* why the CPU computes although there is a better backend; NULL when it does not */
     GArray *page_counts; /* uint32_t scratch */
+    bool trim_due;       /* pages were given back: slabs may go when nothing runs */
+    qk_backend_info device_info; /* as of the last look: see device_looked */
+    gint64 device_looked;        /* monotonic microseconds; 0: never on this backend */
 };
 
 /* Loading. @model, @tokenizer, @tmpl: consumed, also on failure. */
@@ -89,6 +97,10 @@ void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent, uint32_
 void qe_core_close(qe_core *core, qe_session_id id);
 /* @request: consumed. Prepares the prompt on its session and queues it. */
 void qe_core_generate(qe_core *core, qe_request *request);
+
+/* Another budget of KV memory (0: the default). One that the device has not the memory for changes nothing. */
+void qe_core_set_kv_bytes(qe_core *core, uint64_t kv_bytes_max);
+bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep); /* frees an idle session's pages */
 
 /* One round: cancels, resumes, admits, submits a step, reads a step. Returns false when there is nothing to do until a
  * command or a kick comes. Sets core->lost when the device is gone. */

@@ -172,6 +172,9 @@ static void run_command(qe_engine *self, qe_command *command)
     case QE_COMMAND_CLOSE:
         qe_core_close(&self->core, command->session);
         break;
+    case QE_COMMAND_SET_KV:
+        qe_core_set_kv_bytes(&self->core, command->kv_bytes);
+        break;
     case QE_COMMAND_GENERATE:
         qe_core_generate(&self->core, command->request);
         break;
@@ -268,11 +271,12 @@ qe_engine *qe_engine_new_with_backend(
         .queue = self->queue,
         .stats = self->stats,
         .events = {session_idle, self},
-        .opener = {open, user, g_strdup(o->backend), g_strdup(o->isa), o->n_threads},
+        .opener = {open, user, g_strdup(o->backend), g_strdup(o->isa), g_strdup(o->device), o->n_threads},
         .kv_class = o->kv_class,
         .kv_bytes_max = o->kv_bytes_max,
         .context_wanted = o->context_max,
-        .step_rows_max = o->step_rows_max ? o->step_rows_max : QE_STEP_ROWS_DEFAULT,
+        .memory_reserve = o->memory_reserve ? o->memory_reserve : QE_MEMORY_RESERVE_DEFAULT,
+        .step_rows_wanted = o->step_rows_max,
         .step_ms_shared = o->step_ms_shared ? o->step_ms_shared : QE_STEP_MS_SHARED,
         .step_ms_alone = o->step_ms_alone ? o->step_ms_alone : QE_STEP_MS_ALONE,
         .check = o->check_invariants,
@@ -360,6 +364,15 @@ void qe_engine_load(qe_engine *self, const char *dir)
 void qe_engine_unload(qe_engine *self)
 {
     replace_model(self, command_new(QE_COMMAND_UNLOAD), QE_ENGINE_EMPTY);
+}
+
+void qe_engine_set_kv_bytes(qe_engine *self, uint64_t kv_bytes_max)
+{
+    qe_command *command = command_new(QE_COMMAND_SET_KV);
+    command->kv_bytes = kv_bytes_max;
+    qe_mutex_lock(&self->lock);
+    post(self, command);
+    qe_mutex_unlock(&self->lock);
 }
 
 void qe_engine_recover(qe_engine *self)

@@ -12,10 +12,11 @@
  *  3. References counted here equal the page tables' entries.
  *  4. n_free + n_tail + n_sealed = n_reserved, and the free map has exactly the FREE pages.
  *
- * Who may hold a page's bytes: nobody but the device. The pool owns slabs (device buffers of slab_pages pages, the last
- * one shorter) and knows a page's address; it never reads the bytes. Pages are freed while steps that write them still
- * run: that is sound because fills and copies of this file go to COMPUTE, the stream of the steps, so the next holder's
- * bytes land behind the last holder's. A slab itself is freed only with the pool.
+ * Who may hold a page's bytes: nobody but the device. The pool owns slabs (device buffers of slab_pages pages, shorter
+ * where the budget ended) and knows a page's address; it never reads the bytes. Pages are freed while steps that write
+ * them still run: that is sound because fills and copies of this file go to COMPUTE, the stream of the steps, so the
+ * next holder's bytes land behind the last holder's. Slabs are a stack: the pool grows and shrinks at its end, and it
+ * shrinks (qe_kv_pool_trim) only while no step runs.
  *
  * Cost: alloc, ref, unref, seal are O(1) (the free map is a tree of 64-bit words, six levels at most).
  * Thread: the engine's. */
@@ -31,7 +32,13 @@
 typedef struct {
     uint32_t n_refs;
     uint32_t state; /* qe_page_state */
+    uint32_t slab;
 } page_info;
+
+typedef struct {
+    qk_buffer *buffer;
+    uint32_t first, n_pages;
+} slab_info;
 
 struct qe_kv_pool {
     qk_backend *backend;
@@ -39,7 +46,7 @@ struct qe_kv_pool {
     uint32_t n_max, slab_pages;
     bool debug_fill;
 
-    GPtrArray *slabs; /* qk_buffer: page p lies in slab p / slab_pages */
+    GArray *slabs;    /* slab_info, in page order */
     page_info *pages; /* [n_reserved] */
     uint32_t n_reserved, n_tail, n_sealed, n_shared;
     uint32_t n_cap; /* n_max, or n_reserved once a slab failed; only qe_kv_pool_n_available() looks at it */
@@ -64,7 +71,7 @@ static void free_map_new(qe_kv_pool *pool)
 
 static void free_map_clear_all(qe_kv_pool *pool)
 {
-    uint32_t n_bits = pool->n_max;
+    uint32_t n_bits = MAX(pool->n_max, pool->n_reserved);
     for (uint32_t l = 0; l < pool->n_levels; l++) {
         uint32_t n_words = (uint32_t)(((uint64_t)n_bits + WORD_BITS - 1) / WORD_BITS);
         memset(pool->free_map[l], 0, n_words * sizeof(uint64_t));
@@ -136,14 +143,26 @@ qe_kv_pool *qe_kv_pool_new(qk_backend *backend, const qk_kv_layout *layout, uint
         slab_pages = (uint32_t)MAX(SLAB_BYTES / layout->page_bytes, QK_SPAN_TOKENS / QK_PAGE_TOKENS);
     pool->slab_pages = MIN(slab_pages, n_pages_max);
     pool->debug_fill = debug_fill;
-    pool->slabs = g_ptr_array_new_with_free_func((GDestroyNotify)qk_buffer_free);
+    pool->slabs = g_array_new(FALSE, FALSE, sizeof(slab_info));
     free_map_new(pool);
     return pool;
 }
 
+static slab_info *slab_at(const qe_kv_pool *pool, uint32_t i)
+{
+    return &g_array_index(pool->slabs, slab_info, i);
+}
+
+static void free_last_slab(qe_kv_pool *pool)
+{
+    qk_buffer_free(slab_at(pool, pool->slabs->len - 1)->buffer);
+    g_array_set_size(pool->slabs, pool->slabs->len - 1);
+}
+
 void qe_kv_pool_forget(qe_kv_pool *pool)
 {
-    g_ptr_array_set_size(pool->slabs, 0);
+    while (pool->slabs->len > 0)
+        free_last_slab(pool);
     g_clear_pointer(&pool->pages, g_free);
     free_map_clear_all(pool);
     pool->n_reserved = pool->n_tail = pool->n_sealed = pool->n_shared = 0;
@@ -156,7 +175,9 @@ void qe_kv_pool_free(qe_kv_pool *pool)
         return;
     g_assert(pool->n_tail == 0);
     g_assert(pool->n_sealed == 0);
-    g_ptr_array_free(pool->slabs, TRUE);
+    while (pool->slabs->len > 0)
+        free_last_slab(pool);
+    g_array_free(pool->slabs, TRUE);
     for (uint32_t l = 0; l < pool->n_levels; l++)
         g_free(pool->free_map[l]);
     g_free(pool->pages);
@@ -179,7 +200,8 @@ static int error_code(qk_status status)
 static bool pool_grow(qe_kv_pool *pool, GError **error)
 {
     uint64_t page_bytes = pool->layout.page_bytes;
-    uint32_t n_pages = MIN(pool->slab_pages, pool->n_max - pool->n_reserved);
+    uint32_t n_pages =
+        pool->n_max > pool->n_reserved ? MIN(pool->slab_pages, pool->n_max - pool->n_reserved) : 0;
     if (n_pages == 0) {
         g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
             "no KV page left: all %u pages of %" G_GUINT64_FORMAT " bytes are in use and the limit is %u",
@@ -203,10 +225,12 @@ static bool pool_grow(qe_kv_pool *pool, GError **error)
         return false;
     }
 
-    g_ptr_array_add(pool->slabs, slab);
+    slab_info info = {.buffer = slab, .first = pool->n_reserved, .n_pages = n_pages};
+    g_array_append_val(pool->slabs, info);
     pool->pages = g_renew(page_info, pool->pages, pool->n_reserved + n_pages);
     for (uint32_t i = 0; i < n_pages; i++) {
-        pool->pages[pool->n_reserved] = (page_info){.n_refs = 0, .state = QE_PAGE_FREE};
+        pool->pages[pool->n_reserved] =
+            (page_info){.n_refs = 0, .state = QE_PAGE_FREE, .slab = pool->slabs->len - 1};
         free_map_add(pool, pool->n_reserved);
         pool->n_reserved++;
     }
@@ -218,8 +242,72 @@ static bool pool_grow(qe_kv_pool *pool, GError **error)
 static qk_buffer *page_place(const qe_kv_pool *pool, qe_page page, uint64_t *offset)
 {
     g_assert(page < pool->n_reserved);
-    *offset = (uint64_t)(page % pool->slab_pages) * pool->layout.page_bytes;
-    return pool->slabs->pdata[page / pool->slab_pages];
+    const slab_info *slab = slab_at(pool, pool->pages[page].slab);
+    *offset = (uint64_t)(page - slab->first) * pool->layout.page_bytes;
+    return slab->buffer;
+}
+
+/* ---- Size ---- */
+
+bool qe_kv_pool_warm(qe_kv_pool *pool, GError **error)
+{
+    return pool->slabs->len > 0 || pool_grow(pool, error);
+}
+
+static bool slab_is_free(const qe_kv_pool *pool, const slab_info *slab)
+{
+    for (uint32_t i = 0; i < slab->n_pages; i++) {
+        if (pool->pages[slab->first + i].state != QE_PAGE_FREE)
+            return false;
+    }
+    return true;
+}
+
+/* Fills and copies of pages that are free by now may still be queued. */
+static bool wait_for_compute(qe_kv_pool *pool)
+{
+    qk_event *event = NULL;
+    bool ok = qk_event_new(pool->backend, &event) == QK_OK &&
+              qk_event_record(event, QK_STREAM_COMPUTE) == QK_OK && qk_event_wait(event) == QK_OK;
+    qk_event_free(event);
+    return ok;
+}
+
+uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept)
+{
+    uint32_t n_before = pool->n_reserved;
+    bool waited = false;
+    while (pool->slabs->len > 0) {
+        const slab_info *last = slab_at(pool, pool->slabs->len - 1);
+        bool past_budget = pool->n_reserved > pool->n_max;
+        if ((!past_budget && pool->slabs->len <= n_slabs_kept) || !slab_is_free(pool, last))
+            break;
+        if (!waited && !wait_for_compute(pool))
+            break;
+        waited = true;
+        for (uint32_t i = 0; i < last->n_pages; i++)
+            free_map_remove(pool, last->first + i);
+        pool->n_reserved = last->first;
+        free_last_slab(pool);
+    }
+    pool->n_cap = pool->n_max;
+    return n_before - pool->n_reserved;
+}
+
+void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max)
+{
+    g_assert(n_pages_max > 0 && n_pages_max < QE_PAGE_NONE);
+    for (uint32_t l = 0; l < pool->n_levels; l++)
+        g_clear_pointer(&pool->free_map[l], g_free);
+    pool->n_levels = 0;
+    pool->n_max = MAX(n_pages_max, pool->n_reserved);
+    free_map_new(pool);
+    for (qe_page page = 0; page < pool->n_reserved; page++) {
+        if (pool->pages[page].state == QE_PAGE_FREE)
+            free_map_add(pool, page);
+    }
+    pool->n_max = n_pages_max;
+    pool->n_cap = n_pages_max;
 }
 
 /* ---- Pages ---- */
@@ -228,7 +316,7 @@ static qk_buffer *page_place(const qe_kv_pool *pool, qe_page page, uint64_t *off
 static bool page_take(qe_kv_pool *pool, qe_page *out, GError **error)
 {
     qe_page page = free_map_lowest(pool);
-    if (page == QE_PAGE_NONE) {
+    if (page == QE_PAGE_NONE || qe_kv_pool_n_used(pool) >= pool->n_max) {
         if (!pool_grow(pool, error))
             return false;
         page = free_map_lowest(pool);
@@ -387,7 +475,8 @@ uint32_t qe_kv_pool_n_shared(const qe_kv_pool *pool)
 
 uint32_t qe_kv_pool_n_available(const qe_kv_pool *pool)
 {
-    return pool->n_cap - qe_kv_pool_n_used(pool);
+    uint32_t n_used = qe_kv_pool_n_used(pool);
+    return pool->n_cap > n_used ? pool->n_cap - n_used : 0;
 }
 
 uint64_t qe_kv_pool_page_bytes(const qe_kv_pool *pool)
@@ -426,7 +515,7 @@ bool qe_kv_pool_check(const qe_kv_pool *pool, const uint32_t *n_entries, GError 
         n_states[pool->pages[page].state]++;
         n_shared += pool->pages[page].n_refs >= 2;
     }
-    for (uint32_t i = 0; i < (pool->n_max + (uint64_t)WORD_BITS - 1) / WORD_BITS; i++)
+    for (uint32_t i = 0; i < (MAX(pool->n_max, pool->n_reserved) + (uint64_t)WORD_BITS - 1) / WORD_BITS; i++)
         n_free_bits += (uint32_t)__builtin_popcountll(pool->free_map[0][i]);
     if (n_states[QE_PAGE_TAIL] != pool->n_tail || n_states[QE_PAGE_SEALED] != pool->n_sealed)
         return BROKEN(error, "%u TAIL and %u SEALED pages, but the counters say %u and %u",
@@ -435,12 +524,18 @@ bool qe_kv_pool_check(const qe_kv_pool *pool, const uint32_t *n_entries, GError 
         return BROKEN(error, "%u pages are shared, but the counter says %u", n_shared, pool->n_shared);
     if (n_free_bits != n_states[QE_PAGE_FREE])
         return BROKEN(error, "%u FREE pages, but the free map has %u", n_states[QE_PAGE_FREE], n_free_bits);
-    if (pool->n_reserved > pool->n_max || pool->n_cap > pool->n_max || pool->n_cap < qe_kv_pool_n_used(pool))
+    if (pool->n_cap > pool->n_max || qe_kv_pool_n_used(pool) > pool->n_reserved)
         return BROKEN(error, "%u pages reserved and %u in use, but at most %u of %u may be", pool->n_reserved,
             qe_kv_pool_n_used(pool), pool->n_cap, pool->n_max);
-    uint64_t n_slab_pages = (uint64_t)pool->slabs->len * pool->slab_pages;
-    if (MIN(n_slab_pages, pool->n_max) != pool->n_reserved)
-        return BROKEN(error, "%u slabs of %u pages do not make %u pages", pool->slabs->len, pool->slab_pages,
-            pool->n_reserved);
+    uint32_t n_slab_pages = 0;
+    for (guint i = 0; i < pool->slabs->len; i++) {
+        if (slab_at(pool, i)->first != n_slab_pages)
+            return BROKEN(
+                error, "slab %u starts at page %u, expected %u", i, slab_at(pool, i)->first, n_slab_pages);
+        n_slab_pages += slab_at(pool, i)->n_pages;
+    }
+    if (n_slab_pages != pool->n_reserved)
+        return BROKEN(
+            error, "%u slabs hold %u pages, expected %u", pool->slabs->len, n_slab_pages, pool->n_reserved);
     return true;
 }

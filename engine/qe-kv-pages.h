@@ -33,6 +33,15 @@ void qe_kv_pool_free(qe_kv_pool *pool); /* NULL is fine; every page must be FREE
  * emptied beforehand with qe_session_drop_pages(). The pool is then as new. */
 void qe_kv_pool_forget(qe_kv_pool *pool);
 
+/* Takes the first slab now, so that the first page does not wait for it. */
+bool qe_kv_pool_warm(qe_kv_pool *pool, GError **error);
+/* Another budget. Pages past a smaller one stay until they are free and trimmed; none is given out meanwhile while more
+ * than @n_pages_max are in use. */
+void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max);
+/* Gives slabs at the end that have no page in use back to the device, down to @n_slabs_kept (and past it those beyond
+ * the budget). No step may run. Returns how many pages went. */
+uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept);
+
 /* One reference, state TAIL. Lowest free index first, so the map stays compact. false: the budget is used up or the
  * device gives no more (QE_ERROR_NO_MEMORY; the message has pages, bytes and the limit), or QE_ERROR_DEVICE_LOST. A slab
  * that failed is tried again by the next allocation that finds no free page. */

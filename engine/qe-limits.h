@@ -46,7 +46,8 @@
 #define QE_OUTBOX_IDS       (16u << 10) /* ids that wait for their reader; past it the request pauses */
 
 /* ---- Steps ---- */
-#define QE_STEP_ROWS_DEFAULT 512u /* token rows of a step */
+#define QE_STEP_ROWS_DEFAULT 512u  /* token rows of a step on the CPU */
+#define QE_STEP_ROWS_DEVICE  2048u /* on a graphics card: fewer leave its matrix units idle */
 #define QE_STEP_ROWS_MAX     8192u
 #define QE_STEP_MS_SHARED    50u  /* predicted length of a step while another request decodes or waits */
 #define QE_STEP_MS_ALONE     250u /* when one request has the device to itself */
@@ -58,12 +59,15 @@
 /* ---- KV memory ---- */
 /* kv_bytes_max = 0: the lesser of a quarter of the machine's memory and four full contexts, and at least one full
  * context when half of the memory holds it. */
-#define QE_KV_MEMORY_DIVISOR 4u
-#define QE_KV_CONTEXTS       4u
+#define QE_KV_MEMORY_DIVISOR    4u
+#define QE_KV_CONTEXTS          4u
+#define QE_KV_DEVICE_TOKENS_MIN 2048u /* a card that cannot hold these beside the weights is too small */
+#define QE_KV_DEVICE_SLAB_BYTES (256ull << 20) /* by so much the pool grows and shrinks on a card */
 #define QE_KV_RESERVE_TOKENS                                                                                 \
     256u /* admission of a reply without max_tokens counts on this many; it grows later */
 
 /* ---- Snapshot ---- */
-#define QE_SNAPSHOT_MS     100u /* least time between two publications */
+#define QE_SNAPSHOT_MS     100u  /* least time between two publications */
+#define QE_DEVICE_MS       1000u /* least time between two questions to a card's driver */
 #define QE_HISTORY_SECONDS 300u
 #define QE_RATE_MS         1000u /* window of the rates */

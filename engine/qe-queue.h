@@ -19,6 +19,7 @@ typedef enum {
     QE_COMMAND_OPEN,
     QE_COMMAND_FORK,
     QE_COMMAND_CLOSE,
+    QE_COMMAND_SET_KV,
     QE_COMMAND_GENERATE,
 } qe_command_kind;
 
@@ -28,7 +29,8 @@ typedef struct {
     char *dir;       /* LOAD: owned */
     uint64_t session, parent;
     uint32_t keep_messages;
-    void *request; /* GENERATE: one reference to a qe_request */
+    void *request;     /* GENERATE: one reference to a qe_request */
+    uint64_t kv_bytes; /* SET_KV */
 } qe_command;
 
 typedef struct qe_queue qe_queue;

@@ -13,12 +13,15 @@
 #define FORGET       0.98
 #define PRIOR_WEIGHT 0.05
 
-void qe_cost_init(qe_cost *cost, uint64_t weight_bytes, uint64_t n_params, uint64_t attend_flops_per_key)
+void qe_cost_init(
+    qe_cost *cost, bool is_device, uint64_t weight_bytes, uint64_t n_params, uint64_t attend_flops_per_key)
 {
+    const double bytes_a_ms = is_device ? 500e6 : 8e6;
+    const double flops_a_ms = is_device ? 50e9 : 30e6, attend_flops_a_ms = is_device ? 50e9 : 10e6;
     *cost = (qe_cost){
-        .a = (double)weight_bytes / 8e6,
-        .b = 2.0 * (double)n_params / 30e6,
-        .c = (double)attend_flops_per_key / 10e6,
+        .a = (double)weight_bytes / bytes_a_ms,
+        .b = 2.0 * (double)n_params / flops_a_ms,
+        .c = (double)attend_flops_per_key / attend_flops_a_ms,
     };
     cost->prior[0] = cost->a;
     cost->prior[1] = cost->b;

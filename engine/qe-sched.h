@@ -17,8 +17,10 @@ typedef struct {
     uint64_t n_steps;
 } qe_cost;
 
-/* The prior from the model's size: a slow core that reads 8 GB/s and does 30 GFLOP/s. */
-void qe_cost_init(qe_cost *cost, uint64_t weight_bytes, uint64_t n_params, uint64_t attend_flops_per_key);
+/* The prior from the model's size: a slow core that reads 8 GB/s and does 30 GFLOP/s; a card (@is_device) that reads
+ * 500 GB/s and does 50 TFLOP/s. */
+void qe_cost_init(
+    qe_cost *cost, bool is_device, uint64_t weight_bytes, uint64_t n_params, uint64_t attend_flops_per_key);
 void qe_cost_observe(qe_cost *cost, double rows, double attended, double ms);
 double qe_cost_predict(const qe_cost *cost, double rows, double attended);
 /* Keys that @n_rows rows from position @start attend to. */

@@ -36,6 +36,7 @@ struct qe_stats {
     uint32_t history[QE_HISTORY_SECONDS]; /* a ring */
     uint32_t n_history, history_next;
     gint64 history_second; /* of the newest entry */
+    char *gpu_reason;      /* asked for once: probing asks the machine */
 };
 
 void qe_snapshot_unref(const qe_snapshot *view)
@@ -67,6 +68,7 @@ void qe_stats_free(qe_stats *self)
         return;
     qe_snapshot_unref(&self->latest->view);
     qe_mutex_clear(&self->lock);
+    g_free(self->gpu_reason);
     g_free(self);
 }
 
@@ -202,6 +204,19 @@ static void fill_tiers(qe_snapshot *view, const qe_stats_input *input, char *gpu
     }
 }
 
+static void fill_device(qe_device_view *view, const qe_stats_input *input)
+{
+    const qk_backend_info *d = input->device;
+    *view = (qe_device_view){
+        .memory_total = d->memory_total,
+        .memory_used = d->memory_total - MIN(d->memory_free, d->memory_total),
+        .memory_process = d->memory_process,
+        .weights = input->pool ? input->weights : 0,
+        .workspace = input->pool ? input->workspace : 0,
+        .utilization = d->utilization,
+    };
+}
+
 bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
 {
     gint64 now = g_get_monotonic_time();
@@ -214,11 +229,11 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
     s->view.page_tokens = QK_PAGE_TOKENS;
     s->view.n_running = input->n_running;
     s->view.n_queued = input->n_queued;
-    /* Probing asks the machine, so the answer is asked for once and handed on from snapshot to snapshot. */
-    char *gpu = self->latest && self->latest->view.tiers[QE_TIER_GPU].reason
-                    ? g_strdup(self->latest->view.tiers[QE_TIER_GPU].reason)
-                    : gpu_reason();
-    fill_tiers(&s->view, input, gpu);
+    if (!self->gpu_reason)
+        self->gpu_reason = gpu_reason();
+    fill_tiers(&s->view, input, g_strdup(input->cpu_reason ? input->cpu_reason : self->gpu_reason));
+    if (input->device)
+        fill_device(&s->view.device, input);
     if (input->pool)
         fill_cells(s, input);
     measure_rates(self, now, &s->view);

@@ -23,6 +23,10 @@ typedef struct {
 typedef struct {
     const qe_kv_pool *pool; /* NULL: no model is loaded */
     bool is_host;           /* the pool's pages lie in host memory */
+    const char
+        *cpu_reason; /* why the CPU computes although there is a card; NULL: the card's own reason counts */
+    const qk_backend_info *device; /* the card that computes; NULL: none */
+    uint64_t weights, workspace;   /* on the card */
     uint32_t n_sessions;
     const qe_stats_session *sessions; /* by id */
     uint32_t n_running, n_queued;

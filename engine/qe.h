@@ -36,10 +36,21 @@ typedef struct {
 
 /* Returns (element-type qe_backend_desc): owned. */
 GPtrArray *qe_list_backends(void);
+
+typedef struct {
+    char *id;   /* for qe_engine_options.device: stable over restarts */
+    char *name; /* "NVIDIA GeForce RTX 4090 D" */
+    uint64_t memory_total, memory_free;
+    char *reason; /* why it cannot be used; NULL when it can */
+} qe_device_desc;
+
+/* The graphics cards that the CUDA backend sees, by index. Returns (element-type qe_device_desc): owned, may be empty. */
+GPtrArray *qe_list_devices(void);
 const char *qe_version(void);
 /* Memory read rate and float32 rate of a backend's device (NULL: the CPU), for benchmarks. Blocks for about a second. */
 bool qe_measure_machine(const char *backend, const char *isa, uint32_t n_threads, double *read_bytes_per_s,
     double *flops, GError **error);
+#define QE_MEMORY_RESERVE_DEFAULT (1ull << 30) /* of device memory, left to the desktop */
 
 /* ---- A model folder, read without loading it ---- */
 
@@ -63,11 +74,14 @@ void qe_model_info_free(qe_model_info *info);
 typedef enum { QE_KV_BF16 = 0, QE_KV_F32 = 1 } qe_kv_class;
 
 typedef struct {
-    const char *backend; /* NULL: the best available */
-    const char *isa;     /* CPU only; NULL: the best */
+    const char *backend; /* NULL: the best available; when that fails for want of memory or device, the CPU */
+    const char *isa;     /* NULL: the best. CPU: reference, avx2, avx512; CUDA: portable, hopper */
+    const char *device;  /* a qe_device_desc's id or its index; NULL: the one with the most free memory */
     uint32_t n_threads;  /* 0: all cores */
     qe_kv_class kv_class;
-    uint64_t kv_bytes_max;   /* 0: a default from the machine's memory */
+    uint64_t kv_bytes_max; /* 0: a default from the machine's memory */
+    uint64_t
+        memory_reserve; /* device memory that stays free for others; 0: QE_MEMORY_RESERVE_DEFAULT, 1: none */
     uint32_t context_max;    /* tokens; 0: the model's */
     uint32_t step_rows_max;  /* token rows in one step; 0: default */
     uint32_t step_ms_shared; /* predicted length of a step while others wait; 0: 50 */
@@ -79,6 +93,20 @@ typedef struct {
 } qe_engine_options;
 
 qe_engine *qe_engine_new(const qe_engine_options *options /* NULL: defaults */, GError **error);
+
+/* What a load with these options would take, worked out without loading. */
+typedef struct {
+    char *backend, *device; /* owned */
+    bool on_device;         /* a card with memory of its own; else weights are mapped from the files */
+    uint64_t memory_total, memory_free, reserve; /* of the device; free and reserve on a card only */
+    uint64_t weights, workspace, kv;             /* workspace: on a card only */
+    uint64_t kv_tokens;                          /* that kv holds */
+    char *problem; /* owned: why the load would fail and what to change; NULL: it fits */
+} qe_memory_plan;
+
+/* Blocking (reads the folder's headers and asks the card). NULL with @error when the folder is no model. */
+qe_memory_plan *qe_plan_memory(const qe_engine_options *options, const char *dir, GError **error);
+void qe_memory_plan_free(qe_memory_plan *plan); /* NULL is fine */
 /* Cancels everything, stops the thread, waits for it. Requests stay readable until freed. NULL is fine. */
 void qe_engine_free(qe_engine *engine);
 
@@ -101,6 +129,9 @@ typedef struct {
 
 void qe_engine_load(qe_engine *engine, const char *dir); /* frees the model before; sessions end */
 void qe_engine_unload(qe_engine *engine);
+/* Changes the budget of KV memory; 0: the default. The model stays. A smaller budget frees idle chats' pages, and at
+ * once what lies past it; what running requests hold goes when they end. */
+void qe_engine_set_kv_bytes(qe_engine *engine, uint64_t kv_bytes_max);
 void qe_engine_recover(
     qe_engine *engine); /* LOST: reopens and reloads; turns prefill again from the kept tokens */
 void qe_engine_get_status(qe_engine *engine, qe_engine_status *out);
@@ -250,6 +281,13 @@ typedef struct {
     uint64_t bytes_used, bytes_max, bytes_reserved; /* reserved: taken from the system so far */
 } qe_tier_view;
 
+typedef struct {
+    uint64_t memory_total, memory_used; /* bytes, by everyone on the card */
+    uint64_t memory_process;            /* of it, by this program; 0 when unknown */
+    uint64_t weights, workspace;        /* of it, the model's weights and what steps compute in */
+    int32_t utilization;                /* percent; -1 when unknown */
+} qe_device_view;
+
 enum { QE_CELL_TIER_MASK = 0x3, QE_CELL_TAIL = 0x4, QE_CELL_SHARED = 0x8 };
 typedef struct {
     uint8_t flags;    /* qe_tier in the low bits, QE_CELL_* */
@@ -271,6 +309,7 @@ typedef struct {
     uint32_t page_tokens;
     uint64_t page_bytes;
     qe_tier_view tiers[QE_N_TIERS];
+    qe_device_view device; /* the card that computes; memory_total 0 on the CPU */
     uint32_t n_sessions;
     const qe_session_view *sessions; /* by id */
     uint32_t n_running, n_queued;
@@ -285,5 +324,6 @@ void qe_snapshot_unref(const qe_snapshot *snapshot);
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_engine, qe_engine_free)
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_request, qe_request_unref)
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_model_info, qe_model_info_free)
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_memory_plan, qe_memory_plan_free)
 
 G_END_DECLS

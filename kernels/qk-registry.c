@@ -120,6 +120,12 @@ static size_t cuda_list_devices(qk_device *out, size_t n)
     return cuda_table() != NULL ? cuda.table->list_devices(out, n) : 0;
 }
 
+static qk_status cuda_estimate(
+    const qk_shape *shape, bool tied, const qk_context_params *params, qk_sizes *model, qk_sizes *context)
+{
+    return cuda_table() != NULL ? cuda.table->estimate(shape, tied, params, model, context) : QK_UNSUPPORTED;
+}
+
 static qk_status cuda_open(
     const qk_backend_options *options, qk_backend **out, char *error, size_t error_size)
 {
@@ -133,10 +139,12 @@ static const struct {
     const char *name;
     void (*probe)(qk_probe *out);                     /* fills all but the name; @out comes zeroed */
     size_t (*list_devices)(qk_device *out, size_t n); /* optional: the backend has one device */
+    qk_status (*estimate)(const qk_shape *shape, bool tied, const qk_context_params *params, qk_sizes *model,
+        qk_sizes *context); /* optional */
     qk_status (*open)(const qk_backend_options *options, qk_backend **out, char *error, size_t error_size);
 } backends[] = {
-    {"cuda", cuda_probe, cuda_list_devices, cuda_open},
-    {"cpu", qk_cpu_probe, NULL, qk_cpu_open},
+    {"cuda", cuda_probe, cuda_list_devices, cuda_estimate, cuda_open},
+    {"cpu", qk_cpu_probe, NULL, NULL, qk_cpu_open},
 };
 
 #define N_BACKENDS (sizeof(backends) / sizeof(backends[0]))
@@ -164,6 +172,16 @@ size_t qk_list_devices(const char *backend, qk_device *out, size_t n)
         }
     }
     return 0;
+}
+
+qk_status qk_estimate(const char *backend, const qk_shape *shape, bool tied, const qk_context_params *params,
+    qk_sizes *model, qk_sizes *context)
+{
+    for (size_t i = 0; i < N_BACKENDS; i++) {
+        if (strcmp(backend, backends[i].name) == 0 && backends[i].estimate != NULL)
+            return backends[i].estimate(shape, tied, params, model, context);
+    }
+    return QK_UNSUPPORTED;
 }
 
 qk_status qk_backend_open(

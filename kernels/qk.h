@@ -114,7 +114,7 @@ void qk_backend_get_info(qk_backend *backend, qk_backend_info *out);
 /* Measured ceilings of this device with its own threads, for benchmarks. Takes about half a second. */
 typedef enum {
     QK_MEASURE_READ_BYTES_PER_S, /* device memory, read only */
-    QK_MEASURE_F32_FLOPS,        /* CUDA: bf16 matrix products with float32 sums, what a prompt is computed with */
+    QK_MEASURE_F32_FLOPS, /* CUDA: bf16 matrix products with float32 sums, what a prompt is computed with */
 } qk_measure;
 qk_status qk_backend_measure(qk_backend *backend, qk_measure what, double *out);
 
@@ -335,6 +335,12 @@ typedef struct {
 typedef struct {
     uint64_t device_bytes, host_bytes; /* of the context and two steps */
 } qk_sizes;
+
+/* What a model of @shape and a context with @params would take on the backend called @backend, counted without opening
+ * it or touching a device; so it can be shown before a load. QK_UNSUPPORTED for a backend that reads weights in place
+ * (CPU) or is not there. */
+qk_status qk_estimate(const char *backend, const qk_shape *shape, bool tied, const qk_context_params *params,
+    qk_sizes *model, qk_sizes *context);
 
 /* Counts without allocating: the same code that qk_context_new() uses. */
 qk_status qk_context_measure(qk_model *model, const qk_context_params *params, qk_sizes *out);

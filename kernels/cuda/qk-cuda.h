@@ -13,6 +13,8 @@ typedef struct {
     uint32_t abi_version; /* QK_ABI_VERSION of the build; checked before anything else */
     void (*probe)(qk_probe *out); /* as in the registry's table: fills all but the name */
     size_t (*list_devices)(qk_device *out, size_t n);
+    qk_status (*estimate)(const qk_shape *shape, bool tied, const qk_context_params *params, qk_sizes *model,
+        qk_sizes *context); /* as qk_estimate() */
     qk_status (*open)(const qk_backend_options *options, qk_backend **out, char *error, size_t error_size);
 } qk_cuda_module_table;
 

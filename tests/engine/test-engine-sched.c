@@ -14,7 +14,7 @@ static qe_cost simple_cost(void)
 static void test_cost_learns(void)
 {
     qe_cost cost;
-    qe_cost_init(&cost, 18u << 20, 9000000, 4 * 8 * 8 * 64);
+    qe_cost_init(&cost, false, 18u << 20, 9000000, 4 * 8 * 8 * 64);
     const double a = 0.8, b = 0.05, c = 2e-6;
     uint32_t seed = 7;
     for (int i = 0; i < 400; i++) {

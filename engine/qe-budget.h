@@ -1,0 +1,33 @@
+/* qe-budget.h: what a model takes on its device, and how much is left for KV pages. Internal; any thread.
+ *
+ * The budget of a device with memory of its own: free memory = weights + workspace + KV pool + a reserve that stays for
+ * others (the desktop draws with the same card). Everything but the pool's slabs is taken at load. */
+#pragma once
+#include <glib.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "engine/qe-model.h"
+#include "engine/qe.h"
+#include "kernels/qk.h"
+
+G_BEGIN_DECLS
+
+/* @config's rope_inv_freq is borrowed. */
+qk_shape qe_budget_shape(const qe_config *config, uint32_t context_max);
+/* The maxima of the steps' context and the KV layout. */
+void qe_budget_params(const qk_shape *shape, qe_kv_class kv_class, uint32_t rows_max, qk_context_params *out);
+
+typedef struct {
+    uint64_t page_bytes;
+    uint32_t context_max; /* tokens */
+    uint64_t kv_wanted;   /* bytes; 0: a default */
+    /* A device with memory of its own: */
+    bool is_device;
+    uint64_t memory_free; /* before what is in weights and workspace was taken */
+    uint64_t weights, workspace, reserve;
+} qe_budget;
+
+/* Pages of the pool. QE_ERROR_NO_MEMORY says what there is, what it would take, and what to lower. */
+bool qe_budget_pages(const qe_budget *budget, uint32_t *n_pages, GError **error);
+
+G_END_DECLS
