@@ -51,7 +51,13 @@ cli_engine_options_group (CliEngineOptions *o)
       "NAME" },
     { "threads", 't', 0, G_OPTION_ARG_INT, &o->threads, "CPU threads (default: all cores)", "N" },
     { "isa", 0, 0, G_OPTION_ARG_STRING, &o->isa,
-      "CPU instruction set: reference, avx2, avx512 (default: the best)", "NAME" },
+      "CPU: reference, avx2, avx512; CUDA: portable, hopper (default: the best)", "NAME" },
+    { "device", 0, 0, G_OPTION_ARG_STRING, &o->device,
+      "Graphics card, by index or id as `info` lists them (default: the one with the most free "
+      "memory)",
+      "CARD" },
+    { "reserve", 0, 0, G_OPTION_ARG_INT, &o->reserve_mib,
+      "Memory of the card to leave to others in MiB (default: 1024)", "MIB" },
     { "kv", 0, 0, G_OPTION_ARG_STRING, &o->kv, "KV page class: bf16 or f32 (default: bf16)",
       "CLASS" },
     { "kv-memory", 0, 0, G_OPTION_ARG_INT, &o->kv_mib,
@@ -60,7 +66,10 @@ cli_engine_options_group (CliEngineOptions *o)
       "N" },
     { NULL },
   };
-  GOptionGroup *group = g_option_group_new ("engine", "Engine:", "Engine options", NULL, NULL);
+  GOptionGroup *group;
+
+  o->reserve_mib = -1;
+  group = g_option_group_new ("engine", "Engine:", "Engine options", NULL, NULL);
 
   g_option_group_add_entries (group, entries);
   return group;
@@ -72,6 +81,7 @@ cli_engine_options_clear (CliEngineOptions *o)
   g_clear_pointer (&o->model, g_free);
   g_clear_pointer (&o->backend, g_free);
   g_clear_pointer (&o->isa, g_free);
+  g_clear_pointer (&o->device, g_free);
   g_clear_pointer (&o->kv, g_free);
 }
 
@@ -84,11 +94,32 @@ engine_options_check (const CliEngineOptions *o, int *status)
     *status = cli_fail (CLI_USAGE, "--context: expected a positive number, found %d", o->context);
   else if (o->kv_mib < 0)
     *status = cli_fail (CLI_USAGE, "--kv-memory: expected a positive number, found %d", o->kv_mib);
+  else if (o->reserve_mib < -1)
+    *status = cli_fail (CLI_USAGE, "--reserve: expected 0 or more, found %d", o->reserve_mib);
   else if (o->kv != NULL && strcmp (o->kv, "bf16") != 0 && strcmp (o->kv, "f32") != 0)
     *status = cli_fail (CLI_USAGE, "--kv: expected bf16 or f32, found “%s”", o->kv);
   else
     return TRUE;
   return FALSE;
+}
+
+gboolean
+cli_engine_options_apply (const CliEngineOptions *o, qe_engine_options *out, int *status)
+{
+  if (!engine_options_check (o, status))
+    return FALSE;
+  *out = (qe_engine_options){
+    .backend = o->backend,
+    .isa = o->isa,
+    .device = o->device,
+    .n_threads = (uint32_t)o->threads,
+    .kv_class = o->kv != NULL && strcmp (o->kv, "f32") == 0 ? QE_KV_F32 : QE_KV_BF16,
+    .kv_bytes_max = (uint64_t)o->kv_mib << 20,
+    .context_max = (uint32_t)o->context,
+  };
+  if (o->reserve_mib >= 0)
+    out->memory_reserve = MAX ((uint64_t)o->reserve_mib << 20, 1);
+  return TRUE;
 }
 
 qe_engine *
@@ -99,18 +130,11 @@ cli_engine_start (const CliEngineOptions *o, uint32_t step_rows_max, qe_model_in
   g_autoptr (qe_engine) engine = NULL;
   g_autofree char *dir = o->model != NULL ? g_strdup (o->model) : quire_dup_default_model_dir ();
   qe_engine_status state = { 0 };
-  qe_engine_options options = {
-    .backend = o->backend,
-    .isa = o->isa,
-    .n_threads = (uint32_t)o->threads,
-    .kv_class = o->kv != NULL && strcmp (o->kv, "f32") == 0 ? QE_KV_F32 : QE_KV_BF16,
-    .kv_bytes_max = (uint64_t)o->kv_mib << 20,
-    .context_max = (uint32_t)o->context,
-    .step_rows_max = step_rows_max,
-  };
+  qe_engine_options options;
 
-  if (!engine_options_check (o, status))
+  if (!cli_engine_options_apply (o, &options, status))
     return NULL;
+  options.step_rows_max = step_rows_max;
   engine = qe_engine_new (&options, &error);
   if (engine != NULL)
     qe_engine_load (engine, dir);

@@ -33,14 +33,19 @@ typedef struct
   char *model;
   char *backend;
   char *isa;
+  char *device;
   char *kv;
   int threads;
   int context;
   int kv_mib;
+  int reserve_mib; /* -1: the default */
 } CliEngineOptions;
 
 GOptionGroup *cli_engine_options_group (CliEngineOptions *options);
 void cli_engine_options_clear (CliEngineOptions *options);
+/* Checks @options (FALSE: the error was printed and *status set) and fills @out, which borrows from them. */
+gboolean cli_engine_options_apply (const CliEngineOptions *options, qe_engine_options *out,
+                                   int *status);
 /* An engine with the model ready, or NULL after the error was printed and *status set. */
 qe_engine *cli_engine_start (const CliEngineOptions *options, uint32_t step_rows_max,
                              qe_model_info **info, int *status);

@@ -6,9 +6,87 @@
 
 typedef struct
 {
-  char *model;
+  CliEngineOptions engine;
   gboolean json;
 } Options;
+
+static void
+append_devices (GString *json, const GPtrArray *devices)
+{
+  g_string_append (json, "\"devices\": [");
+  for (guint i = 0; i < devices->len; i++)
+    {
+      const qe_device_desc *d = g_ptr_array_index (devices, i);
+
+      g_string_append_printf (json, "%s{\"index\": %u, \"id\": ", i > 0 ? ", " : "", i);
+      cli_json_append_string (json, d->id, -1);
+      g_string_append (json, ", \"name\": ");
+      cli_json_append_string (json, d->name, -1);
+      g_string_append_printf (
+          json, ", \"memory_total\": %" G_GUINT64_FORMAT ", \"memory_free\": %" G_GUINT64_FORMAT,
+          d->memory_total, d->memory_free);
+      if (d->reason != NULL)
+        {
+          g_string_append (json, ", \"reason\": ");
+          cli_json_append_string (json, d->reason, -1);
+        }
+      g_string_append_c (json, '}');
+    }
+  g_string_append_c (json, ']');
+}
+
+static void
+append_plan (GString *json, const qe_memory_plan *plan)
+{
+  g_string_append (json, "{\"backend\": ");
+  cli_json_append_string (json, plan->backend, -1);
+  g_string_append (json, ", \"device\": ");
+  cli_json_append_string (json, plan->device, -1);
+  g_string_append_printf (json,
+                          ", \"memory_total\": %" G_GUINT64_FORMAT
+                          ", \"memory_free\": %" G_GUINT64_FORMAT
+                          ", \"reserve\": %" G_GUINT64_FORMAT ", \"weights\": %" G_GUINT64_FORMAT
+                          ", \"workspace\": %" G_GUINT64_FORMAT ", \"kv\": %" G_GUINT64_FORMAT
+                          ", \"kv_tokens\": %" G_GUINT64_FORMAT,
+                          plan->memory_total, plan->memory_free, plan->reserve, plan->weights,
+                          plan->workspace, plan->kv, plan->kv_tokens);
+  if (plan->problem != NULL)
+    {
+      g_string_append (json, ", \"problem\": ");
+      cli_json_append_string (json, plan->problem, -1);
+    }
+  g_string_append_c (json, '}');
+}
+
+static void
+print_bytes (const char *what, guint64 bytes, const char *more)
+{
+  g_autofree char *text = g_format_size_full (bytes, G_FORMAT_SIZE_IEC_UNITS);
+
+  printf ("  %-10s %10s%s\n", what, text, more);
+}
+
+/* What a load with these options would take. */
+static void
+print_plan (const qe_memory_plan *plan)
+{
+  g_autofree char *tokens = g_strdup_printf ("  %" G_GUINT64_FORMAT " tokens", plan->kv_tokens);
+
+  printf ("\nMemory on %s\n", plan->device);
+  if (plan->on_device)
+    {
+      print_bytes ("free", plan->memory_free, "");
+      print_bytes ("weights", plan->weights, "");
+      print_bytes ("workspace", plan->workspace, "");
+      print_bytes ("reserve", plan->reserve, "  left to the desktop");
+    }
+  else
+    print_bytes ("weights", plan->weights, "  read from the files");
+  if (plan->problem != NULL)
+    printf ("  %s\n", plan->problem);
+  else
+    print_bytes ("cache", plan->kv, tokens);
+}
 
 static void
 append_backends (GString *json, const GPtrArray *backends)
@@ -52,7 +130,8 @@ append_model (GString *json, const qe_model_info *m)
 }
 
 static void
-print_text (const GPtrArray *backends, const qe_model_info *m)
+print_text (const GPtrArray *backends, const GPtrArray *devices, const qe_model_info *m,
+            const qe_memory_plan *plan)
 {
   printf ("Quire %s\n\nBackends\n", qe_version ());
   for (guint i = 0; i < backends->len; i++)
@@ -61,6 +140,18 @@ print_text (const GPtrArray *backends, const qe_model_info *m)
 
       printf ("  %-5s %s%s\n", b->name, b->reason == NULL ? "" : "not available: ",
               b->reason == NULL ? b->device : b->reason);
+    }
+  if (devices->len > 0)
+    printf ("\nGraphics cards\n");
+  for (guint i = 0; i < devices->len; i++)
+    {
+      const qe_device_desc *d = g_ptr_array_index (devices, i);
+      g_autofree char *all = g_format_size_full (d->memory_total, G_FORMAT_SIZE_IEC_UNITS);
+      g_autofree char *free_text = g_format_size_full (d->memory_free, G_FORMAT_SIZE_IEC_UNITS);
+
+      printf ("  %-2u %s, %s free of %s\n     %s\n", i, d->name, free_text, all, d->id);
+      if (d->reason != NULL)
+        printf ("     %s\n", d->reason);
     }
   if (m == NULL)
     return;
@@ -72,6 +163,8 @@ print_text (const GPtrArray *backends, const qe_model_info *m)
       "  %u layers, %u query and %u KV heads of %u, hidden %u, feed-forward %u, vocabulary %u\n",
       m->n_layers, m->n_heads, m->n_kv_heads, m->head_dim, m->hidden, m->ffn, m->vocab);
   printf ("  context %u tokens, KV cache %s a token\n", m->context_max, kv);
+  if (plan != NULL)
+    print_plan (plan);
 }
 
 static int
@@ -79,9 +172,19 @@ run (const Options *o)
 {
   g_autoptr (GError) error = NULL;
   g_autoptr (GPtrArray) backends = qe_list_backends ();
-  g_autofree char *dir = o->model != NULL ? g_strdup (o->model) : quire_dup_default_model_dir ();
-  g_autoptr (qe_model_info) model = qe_model_info_new (dir, &error);
+  g_autoptr (GPtrArray) devices = qe_list_devices ();
+  g_autofree char *dir
+      = o->engine.model != NULL ? g_strdup (o->engine.model) : quire_dup_default_model_dir ();
+  g_autoptr (qe_model_info) model = NULL;
+  g_autoptr (qe_memory_plan) plan = NULL;
+  qe_engine_options options;
+  int status = CLI_OK;
 
+  if (!cli_engine_options_apply (&o->engine, &options, &status))
+    return status;
+  model = qe_model_info_new (dir, &error);
+  if (model != NULL)
+    plan = qe_plan_memory (&options, dir, &error);
   if (o->json)
     {
       g_autoptr (GString) json = g_string_new ("{\"version\": ");
@@ -89,6 +192,13 @@ run (const Options *o)
       cli_json_append_string (json, qe_version (), -1);
       g_string_append (json, ", ");
       append_backends (json, backends);
+      g_string_append (json, ", ");
+      append_devices (json, devices);
+      if (plan != NULL)
+        {
+          g_string_append (json, ", \"memory\": ");
+          append_plan (json, plan);
+        }
       g_string_append (json, ", \"model\": ");
       if (model != NULL)
         append_model (json, model);
@@ -101,8 +211,8 @@ run (const Options *o)
       puts (json->str);
     }
   else
-    print_text (backends, model);
-  return model != NULL ? CLI_OK : cli_fail (CLI_FAILED, "%s", error->message);
+    print_text (backends, devices, model, plan);
+  return error == NULL ? CLI_OK : cli_fail (CLI_FAILED, "%s", error->message);
 }
 
 int
@@ -110,17 +220,16 @@ cli_info (int argc, char **argv)
 {
   Options o = { 0 };
   GOptionEntry entries[] = {
-    { "model", 'm', 0, G_OPTION_ARG_FILENAME, &o.model,
-      "Model folder (default: $QUIRE_MODEL, else the shipped model)", "DIR" },
     { "json", 0, 0, G_OPTION_ARG_NONE, &o.json, "Print one JSON object", NULL },
     { NULL },
   };
-  GOptionContext *context = g_option_context_new ("- build, backends, model facts");
+  GOptionContext *context = g_option_context_new ("- build, backends, cards, model facts, memory");
   int status;
 
   g_option_context_add_main_entries (context, entries, NULL);
+  g_option_context_add_group (context, cli_engine_options_group (&o.engine));
   if (cli_parse (context, &argc, &argv, &status))
     status = argc > 1 ? cli_fail (CLI_USAGE, "info takes no arguments besides options") : run (&o);
-  g_free (o.model);
+  cli_engine_options_clear (&o.engine);
   return status;
 }
