@@ -5,6 +5,7 @@
 #include "app/quire-application.h"
 
 #include <glib/gi18n.h>
+#include <string.h>
 
 #include "app/quire-preferences-window.h"
 #include "app/quire-settings.h"
@@ -41,13 +42,13 @@ show_error (QuireApplication *self, const char *text)
 static void
 start_engine (QuireApplication *self)
 {
-  qe_engine_options options;
-  g_autofree char *keep = NULL;
+  QuireEngineSettings settings;
   g_autoptr (GError) error = NULL;
 
-  quire_settings_get_engine (self->backend, &options, &keep);
-  if (!quire_engine_client_start (self->client, &options, &error))
+  quire_settings_get_engine (self->backend, &settings);
+  if (!quire_engine_client_start (self->client, &settings.options, &error))
     show_error (self, error->message);
+  quire_engine_settings_clear (&settings);
 }
 
 static void
@@ -146,25 +147,32 @@ about_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
       "translator-credits", _ ("translator-credits"), NULL);
 }
 
-/* What the engine was started with, to tell whether preferences changed it. */
-static guint64
-engine_settings_hash (void)
+/* What the engine was started with, to tell whether preferences changed it. The cache's size is not among it: a
+ * running engine takes another one. Returns: owned. */
+static char *
+dup_engine_settings (void)
 {
   GSettings *settings = quire_settings_get_default ();
+  g_autofree char *backend = g_settings_get_string (settings, "backend");
+  g_autofree char *device = g_settings_get_string (settings, "device");
 
-  return ((guint64)g_settings_get_uint (settings, "cache-mib") << 32)
-         + g_settings_get_uint (settings, "threads");
+  return g_strdup_printf ("%s %s %u %u", backend, device, g_settings_get_uint (settings, "threads"),
+                          g_settings_get_uint (settings, "reserve-mib"));
 }
 
 static void
 preferences_closed_cb (GtkWindow *window, gpointer user_data)
 {
   QuireApplication *self = user_data;
-  guint64 *before = g_object_get_data (G_OBJECT (window), "quire-before");
+  const char *before = g_object_get_data (G_OBJECT (window), "quire-before");
+  g_autofree char *now = dup_engine_settings ();
   g_autofree char *dir = quire_settings_dup_model_dir ();
+  guint cache_mib = g_settings_get_uint (quire_settings_get_default (), "cache-mib");
 
-  if (*before != engine_settings_hash ())
+  if (strcmp (before, now) != 0)
     start_engine (self);
+  else
+    quire_engine_client_set_cache (self->client, (guint64)cache_mib * 1024 * 1024);
   if (self->model == NULL && g_strcmp0 (dir, quire_engine_client_get_model_dir (self->client)) != 0)
     load_model (self);
 }
@@ -175,14 +183,11 @@ preferences_action (GSimpleAction *action, GVariant *parameter, gpointer user_da
   QuireApplication *self = user_data;
   GtkWindow *parent = gtk_application_get_active_window (GTK_APPLICATION (self));
   GtkWindow *window;
-  guint64 *before;
 
   if (QUIRE_IS_PREFERENCES_WINDOW (parent))
     return;
   window = quire_preferences_window_new (parent);
-  before = g_new (guint64, 1);
-  *before = engine_settings_hash ();
-  g_object_set_data_full (G_OBJECT (window), "quire-before", before, g_free);
+  g_object_set_data_full (G_OBJECT (window), "quire-before", dup_engine_settings (), g_free);
   g_signal_connect_object (window, "unrealize", G_CALLBACK (preferences_closed_cb), self, 0);
   gtk_window_present (window);
 }

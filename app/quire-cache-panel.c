@@ -278,8 +278,23 @@ tier_row_build (QuireCachePanel *self, guint tier)
   return row->box;
 }
 
+/* What everyone holds of the card, and how busy it is. Returns: owned; NULL without a card. */
+static char *
+format_device (const qe_device_view *device)
+{
+  if (device->memory_total == 0)
+    return NULL;
+  g_autofree char *used = format_size (device->memory_used);
+  g_autofree char *total = format_size (device->memory_total);
+
+  if (device->utilization < 0)
+    /* Translators: memory of the graphics card in use by all programs, "Card: 9.1 GiB of 24.0 GiB used". */
+    return g_strdup_printf (_ ("Card: %s of %s used"), used, total);
+  return g_strdup_printf (_ ("Card: %s of %s used, %d %% busy"), used, total, device->utilization);
+}
+
 static void
-tier_row_update (TierRow *row, const qe_tier_view *view)
+tier_row_update (TierRow *row, const qe_tier_view *view, const qe_device_view *device)
 {
   g_autofree char *text = NULL;
 
@@ -307,6 +322,13 @@ tier_row_update (TierRow *row, const qe_tier_view *view)
   else
     text = g_strdup_printf (ngettext ("%u page", "%u pages", view->n_pages_used),
                             view->n_pages_used);
+  if (device != NULL && device->memory_total > 0)
+    {
+      g_autofree char *pages = text;
+      g_autofree char *card = format_device (device);
+
+      text = g_strconcat (pages, "\n", card, NULL);
+    }
   set_text (row->note, text);
   if (row->drawing->share != share)
     {
@@ -448,7 +470,8 @@ quire_cache_panel_set_snapshot (QuireCachePanel *self, const qe_snapshot *snapsh
 
   for (guint i = 0; i < QE_N_TIERS; i++)
     {
-      tier_row_update (&self->tiers[i], &snapshot->tiers[i]);
+      tier_row_update (&self->tiers[i], &snapshot->tiers[i],
+                       i == QE_TIER_GPU ? &snapshot->device : NULL);
       n_pages += snapshot->tiers[i].n_pages_used;
     }
   for (guint i = 0; i < snapshot->n_sessions; i++)

@@ -16,7 +16,8 @@ struct _QuireEngineClient
   GObject parent_instance;
 
   qe_engine *engine;
-  GSource *wake; /* owned; attached */
+  GSource *wake;        /* owned; attached */
+  GPtrArray *old_wakes; /* of engines that were replaced: they may still call them while they end */
   char *model_dir;
   qe_engine_status status;
   const qe_snapshot *snapshot; /* owned */
@@ -112,23 +113,6 @@ wake_cb (gpointer user_data)
 
 /* ---- Life of the engine ---- */
 
-typedef struct
-{
-  qe_engine *engine;
-  GSource *wake;
-} OldEngine;
-
-static gpointer
-free_engine_thread (gpointer data)
-{
-  OldEngine *old = data;
-
-  qe_engine_free (old->engine);
-  g_source_unref (old->wake);
-  g_free (old);
-  return NULL;
-}
-
 static void
 forget_engine (QuireEngineClient *self)
 {
@@ -150,6 +134,7 @@ quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *opt
   g_source_set_callback (source, wake_cb, self, NULL);
   o.wakeup = wake;
   o.wakeup_user = source;
+  o.replaces = self->engine;
 
   engine = qe_engine_new (&o, error);
   if (engine == NULL)
@@ -160,13 +145,9 @@ quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *opt
 
   if (self->engine != NULL)
     {
-      OldEngine *old = g_new (OldEngine, 1);
-
       g_source_destroy (self->wake);
-      old->engine = self->engine;
-      old->wake = self->wake;
+      g_ptr_array_add (self->old_wakes, self->wake);
       forget_engine (self);
-      g_thread_unref (g_thread_new ("quire-free-engine", free_engine_thread, old));
     }
 
   self->engine = engine;
@@ -203,6 +184,13 @@ quire_engine_client_unload (QuireEngineClient *self)
     return;
   g_signal_emit (self, signals[SESSIONS_LOST], 0);
   qe_engine_unload (self->engine);
+}
+
+void
+quire_engine_client_set_cache (QuireEngineClient *self, guint64 bytes)
+{
+  if (self->engine != NULL)
+    qe_engine_set_kv_bytes (self->engine, bytes);
 }
 
 void
@@ -370,6 +358,68 @@ quire_model_info_read_finish (GAsyncResult *result, GError **error)
   return g_task_propagate_pointer (G_TASK (result), error);
 }
 
+/* ---- The machine ---- */
+
+typedef struct
+{
+  char *dir, *backend, *device;
+  qe_engine_options options;
+} MachineQuestion;
+
+static void
+machine_question_free (gpointer data)
+{
+  MachineQuestion *question = data;
+
+  g_free (question->dir);
+  g_free (question->backend);
+  g_free (question->device);
+  g_free (question);
+}
+
+void
+quire_machine_free (QuireMachine *machine)
+{
+  g_clear_pointer (&machine->devices, g_ptr_array_unref);
+  g_clear_pointer (&machine->plan, qe_memory_plan_free);
+  g_free (machine);
+}
+
+static void
+read_machine_thread (GTask *task, gpointer source, gpointer data, GCancellable *cancellable)
+{
+  const MachineQuestion *question = data;
+  QuireMachine *machine = g_new0 (QuireMachine, 1);
+
+  machine->devices = qe_list_devices ();
+  machine->plan = qe_plan_memory (&question->options, question->dir, NULL);
+  g_task_return_pointer (task, machine, (GDestroyNotify)quire_machine_free);
+}
+
+void
+quire_machine_read_async (const char *dir, const qe_engine_options *options,
+                          GCancellable *cancellable, GAsyncReadyCallback callback,
+                          gpointer user_data)
+{
+  g_autoptr (GTask) task = g_task_new (NULL, cancellable, callback, user_data);
+  MachineQuestion *question = g_new0 (MachineQuestion, 1);
+
+  question->dir = g_strdup (dir);
+  question->backend = g_strdup (options->backend);
+  question->device = g_strdup (options->device);
+  question->options = *options;
+  question->options.backend = question->backend;
+  question->options.device = question->device;
+  g_task_set_task_data (task, question, machine_question_free);
+  g_task_run_in_thread (task, read_machine_thread);
+}
+
+QuireMachine *
+quire_machine_read_finish (GAsyncResult *result, GError **error)
+{
+  return g_task_propagate_pointer (G_TASK (result), error);
+}
+
 /* ---- Object ---- */
 
 static void
@@ -381,6 +431,7 @@ quire_engine_client_finalize (GObject *object)
     g_source_destroy (self->wake);
   qe_engine_free (self->engine);
   g_clear_pointer (&self->wake, g_source_unref);
+  g_clear_pointer (&self->old_wakes, g_ptr_array_unref);
   forget_engine (self);
   g_free (self->model_dir);
   G_OBJECT_CLASS (quire_engine_client_parent_class)->finalize (object);
@@ -401,6 +452,7 @@ quire_engine_client_class_init (QuireEngineClientClass *klass)
 static void
 quire_engine_client_init (QuireEngineClient *self)
 {
+  self->old_wakes = g_ptr_array_new_with_free_func ((GDestroyNotify)g_source_unref);
 }
 
 QuireEngineClient *

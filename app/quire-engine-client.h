@@ -20,14 +20,15 @@ G_DECLARE_FINAL_TYPE (QuireEngineClient, quire_engine_client, QUIRE, ENGINE_CLIE
 /* Call quire_engine_client_start() next. */
 QuireEngineClient *quire_engine_client_new (void);
 
-/* Starts the engine, or replaces it: the old one is stopped on a thread of its own, and the model that was loaded is
- * loaded again. @options: its wakeup is overwritten. */
+/* Starts the engine, or replaces it: the new one ends the old one first, and the model that was loaded is loaded again. @options: its wakeup is overwritten. */
 gboolean quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *options,
                                     GError **error);
 /* Loads @dir; the model before it goes, and with it all sessions. */
 void quire_engine_client_load (QuireEngineClient *self, const char *dir);
 void quire_engine_client_unload (QuireEngineClient *self);
 void quire_engine_client_recover (QuireEngineClient *self);
+/* Another budget of cache memory, 0 for the default; the model and the chats stay. */
+void quire_engine_client_set_cache (QuireEngineClient *self, guint64 bytes);
 /* The folder last asked for; NULL before the first. */
 const char *quire_engine_client_get_model_dir (QuireEngineClient *self);
 
@@ -59,5 +60,20 @@ void quire_model_info_read_async (const char *dir, GCancellable *cancellable,
                                   GAsyncReadyCallback callback, gpointer user_data);
 /* Returns: owned. */
 qe_model_info *quire_model_info_read_finish (GAsyncResult *result, GError **error);
+
+/* What the machine has and what the model in @dir would take of it, worked out on a worker thread. */
+typedef struct
+{
+  GPtrArray *devices;   /* qe_device_desc */
+  qe_memory_plan *plan; /* NULL when the folder is no model */
+} QuireMachine;
+
+void quire_machine_free (QuireMachine *machine);
+G_DEFINE_AUTOPTR_CLEANUP_FUNC (QuireMachine, quire_machine_free)
+void quire_machine_read_async (const char *dir, const qe_engine_options *options,
+                               GCancellable *cancellable, GAsyncReadyCallback callback,
+                               gpointer user_data);
+/* Returns: owned; NULL when cancelled. */
+QuireMachine *quire_machine_read_finish (GAsyncResult *result, GError **error);
 
 G_END_DECLS

@@ -1,10 +1,12 @@
 /* quire-preferences-window.c: see quire-preferences-window.h.
  *
- * Rows are bound to GSettings. The two spin rows whose zero means "automatic" say so in their text. */
+ * Rows are bound to GSettings. The two spin rows whose zero means "automatic" say so in their text. The cards and what
+ * the model takes are asked for on a worker thread, again after each change that matters to them. */
 #include "app/quire-preferences-window.h"
 
 #include <glib/gi18n.h>
 
+#include "app/quire-engine-client.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 
@@ -14,7 +16,12 @@ struct _QuirePreferencesWindow
 
   AdwActionRow *folder_row;
   GtkButton *default_button;
-  GtkSpinButton *cache_spin, *threads_spin, *max_tokens_spin;
+  GtkSpinButton *cache_spin, *threads_spin, *max_tokens_spin, *reserve_spin;
+  AdwActionRow *memory_row, *reserve_row;
+  AdwComboRow *processor_row;
+  GPtrArray *devices; /* qe_device_desc; NULL until the machine was asked */
+  GCancellable *asking;
+  gboolean filling; /* the processors' list is being made */
   AdwExpanderRow *sampling_row;
   GtkSpinButton *temperature_spin, *top_p_spin, *top_k_spin;
   AdwEntryRow *seed_row;
@@ -46,6 +53,12 @@ static gboolean
 cache_output_cb (GtkSpinButton *spin)
 {
   return show_zero_as (spin, _ ("Automatic"), "MiB");
+}
+
+static gboolean
+reserve_output_cb (GtkSpinButton *spin)
+{
+  return show_zero_as (spin, _ ("Nothing"), "MiB");
 }
 
 static gboolean
@@ -90,6 +103,130 @@ choose_clicked_cb (QuirePreferencesWindow *self)
   gtk_window_close (GTK_WINDOW (self));
 }
 
+/* ---- Processor and memory ---- */
+
+/* The list: automatic, CPU, then the cards that can be used. */
+enum
+{
+  PROCESSOR_AUTOMATIC,
+  PROCESSOR_CPU,
+  PROCESSOR_FIRST_CARD
+};
+
+static void
+fill_processors (QuirePreferencesWindow *self)
+{
+  GSettings *settings = quire_settings_get_default ();
+  g_autofree char *backend = g_settings_get_string (settings, "backend");
+  g_autofree char *device = g_settings_get_string (settings, "device");
+  g_autoptr (GtkStringList) list = gtk_string_list_new (NULL);
+  guint selected = g_str_equal (backend, "cpu") ? PROCESSOR_CPU : PROCESSOR_AUTOMATIC;
+
+  gtk_string_list_append (list, _ ("Automatic"));
+  gtk_string_list_append (list, _ ("CPU"));
+  for (guint i = 0; i < self->devices->len; i++)
+    {
+      const qe_device_desc *card = g_ptr_array_index (self->devices, i);
+
+      gtk_string_list_append (list, card->name);
+      if (g_str_equal (backend, "cuda") && g_str_equal (device, card->id))
+        selected = PROCESSOR_FIRST_CARD + i;
+    }
+  self->filling = TRUE;
+  adw_combo_row_set_model (self->processor_row, G_LIST_MODEL (list));
+  adw_combo_row_set_selected (self->processor_row, selected);
+  self->filling = FALSE;
+  gtk_widget_set_visible (GTK_WIDGET (self->reserve_row), self->devices->len > 0);
+}
+
+static void
+show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
+{
+  g_autofree char *text = NULL;
+
+  if (plan == NULL)
+    text = g_strdup (_ ("The folder holds no model that can be read."));
+  else if (plan->problem != NULL)
+    text = g_strdup (plan->problem);
+  else
+    {
+      g_autofree char *weights = quire_format_bytes (plan->weights);
+      g_autofree char *workspace = quire_format_bytes (plan->workspace);
+      g_autofree char *kv = quire_format_bytes (plan->kv);
+      g_autofree char *tokens = quire_format_count ((guint)MIN (plan->kv_tokens, G_MAXUINT));
+      g_autofree char *free_text = quire_format_bytes (plan->memory_free);
+
+      if (plan->on_device)
+        /* Translators: device, then sizes: "NVIDIA RTX 4090: 7.5 GiB of weights, 0.2 GiB to compute in, up to
+         * 13 GiB of cache (94,000 tokens); 23 GiB are free". */
+        text = g_strdup_printf (_ ("%s: %s of weights, %s to compute in, up to %s of cache (%s "
+                                   "tokens); %s are free"),
+                                plan->device, weights, workspace, kv, tokens, free_text);
+      else
+        text = g_strdup_printf (_ ("%s: %s of weights, read from the files; up to %s of cache (%s "
+                                   "tokens)"),
+                                plan->device, weights, kv, tokens);
+    }
+  adw_action_row_set_subtitle (self->memory_row, text);
+  if (plan != NULL && plan->problem != NULL)
+    gtk_widget_add_css_class (GTK_WIDGET (self->memory_row), "error");
+  else
+    gtk_widget_remove_css_class (GTK_WIDGET (self->memory_row), "error");
+}
+
+static void
+machine_read_cb (GObject *source, GAsyncResult *result, gpointer user_data)
+{
+  g_autoptr (QuireMachine) machine = quire_machine_read_finish (result, NULL);
+  QuirePreferencesWindow *self = user_data;
+
+  if (machine == NULL) /* cancelled: the window may be gone */
+    return;
+  if (self->devices == NULL)
+    {
+      self->devices = g_steal_pointer (&machine->devices);
+      fill_processors (self);
+    }
+  show_plan (self, machine->plan);
+}
+
+static void
+ask_machine (QuirePreferencesWindow *self)
+{
+  QuireEngineSettings settings;
+  g_autofree char *dir = quire_settings_dup_model_dir ();
+
+  g_cancellable_cancel (self->asking);
+  g_clear_object (&self->asking);
+  self->asking = g_cancellable_new ();
+  quire_settings_get_engine (NULL, &settings);
+  quire_machine_read_async (dir, &settings.options, self->asking, machine_read_cb, self);
+  quire_engine_settings_clear (&settings);
+}
+
+static void
+processor_cb (QuirePreferencesWindow *self)
+{
+  GSettings *settings = quire_settings_get_default ();
+  guint selected = adw_combo_row_get_selected (self->processor_row);
+  const char *backend = "", *device = "";
+
+  if (self->filling || self->devices == NULL || selected == GTK_INVALID_LIST_POSITION)
+    return;
+  if (selected == PROCESSOR_CPU)
+    backend = "cpu";
+  else if (selected >= PROCESSOR_FIRST_CARD)
+    {
+      const qe_device_desc *card
+          = g_ptr_array_index (self->devices, selected - PROCESSOR_FIRST_CARD);
+
+      backend = "cuda";
+      device = card->id;
+    }
+  g_settings_set_string (settings, "backend", backend);
+  g_settings_set_string (settings, "device", device);
+}
+
 /* A seed is a number of 64 bits, or nothing. */
 static void
 seed_changed_cb (QuirePreferencesWindow *self)
@@ -108,16 +245,32 @@ seed_changed_cb (QuirePreferencesWindow *self)
 }
 
 static void
+quire_preferences_window_dispose (GObject *object)
+{
+  QuirePreferencesWindow *self = QUIRE_PREFERENCES_WINDOW (object);
+
+  g_cancellable_cancel (self->asking);
+  g_clear_object (&self->asking);
+  g_clear_pointer (&self->devices, g_ptr_array_unref);
+  G_OBJECT_CLASS (quire_preferences_window_parent_class)->dispose (object);
+}
+
+static void
 quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
 {
   GtkWidgetClass *widget_class = GTK_WIDGET_CLASS (klass);
 
+  G_OBJECT_CLASS (klass)->dispose = quire_preferences_window_dispose;
   gtk_widget_class_set_template_from_resource (
       widget_class, "/io/github/quire_chat/Quire/quire-preferences-window.ui");
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, folder_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, default_button);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, cache_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, threads_spin);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, memory_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, processor_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, reserve_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, reserve_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, max_tokens_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, sampling_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, temperature_spin);
@@ -127,6 +280,7 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, thinking_row);
   gtk_widget_class_bind_template_callback (widget_class, auto_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, cache_output_cb);
+  gtk_widget_class_bind_template_callback (widget_class, reserve_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, unlimited_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, input_cb);
   gtk_widget_class_bind_template_callback (widget_class, default_clicked_cb);
@@ -137,11 +291,14 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
 static void
 quire_preferences_window_init (QuirePreferencesWindow *self)
 {
+  static const char *const asked_keys[]
+      = { "model-folder", "backend", "device", "reserve-mib", "cache-mib" };
   GSettings *settings = quire_settings_get_default ();
   g_autofree char *seed = g_settings_get_string (settings, "seed");
 
   gtk_widget_init_template (GTK_WIDGET (self));
   g_settings_bind (settings, "cache-mib", self->cache_spin, "value", G_SETTINGS_BIND_DEFAULT);
+  g_settings_bind (settings, "reserve-mib", self->reserve_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "threads", self->threads_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "max-tokens", self->max_tokens_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "custom-sampling", self->sampling_row, "enable-expansion",
@@ -156,6 +313,17 @@ quire_preferences_window_init (QuirePreferencesWindow *self)
   g_signal_connect_object (settings, "changed::model-folder", G_CALLBACK (update_folder), self,
                            G_CONNECT_SWAPPED);
   update_folder (self);
+
+  gtk_widget_set_visible (GTK_WIDGET (self->reserve_row), FALSE);
+  g_signal_connect_swapped (self->processor_row, "notify::selected", G_CALLBACK (processor_cb),
+                            self);
+  for (guint i = 0; i < G_N_ELEMENTS (asked_keys); i++)
+    {
+      g_autofree char *detail = g_strconcat ("changed::", asked_keys[i], NULL);
+
+      g_signal_connect_object (settings, detail, G_CALLBACK (ask_machine), self, G_CONNECT_SWAPPED);
+    }
+  ask_machine (self);
 }
 
 static void

@@ -47,16 +47,29 @@ quire_settings_get_turn (const qe_model_info *model, QuireTurnSettings *out)
 }
 
 void
-quire_settings_get_engine (const char *backend, qe_engine_options *out, char **keep)
+quire_settings_get_engine (const char *backend, QuireEngineSettings *out)
 {
   GSettings *settings = quire_settings_get_default ();
-  qe_engine_options options = { 0 };
+  guint64 reserve_mib = g_settings_get_uint (settings, "reserve-mib");
 
-  *keep = backend != NULL ? g_strdup (backend) : g_settings_get_string (settings, "backend");
-  options.backend = (*keep)[0] != '\0' ? *keep : NULL;
-  options.n_threads = g_settings_get_uint (settings, "threads");
-  options.kv_bytes_max = (guint64)g_settings_get_uint (settings, "cache-mib") * 1024 * 1024;
-  *out = options;
+  *out = (QuireEngineSettings){
+    .backend = backend != NULL ? g_strdup (backend) : g_settings_get_string (settings, "backend"),
+    .device = g_settings_get_string (settings, "device"),
+  };
+  out->options = (qe_engine_options){
+    .backend = out->backend[0] != '\0' ? out->backend : NULL,
+    .device = out->device[0] != '\0' ? out->device : NULL,
+    .n_threads = g_settings_get_uint (settings, "threads"),
+    .kv_bytes_max = (guint64)g_settings_get_uint (settings, "cache-mib") * 1024 * 1024,
+    .memory_reserve = MAX (reserve_mib * 1024 * 1024, 1),
+  };
+}
+
+void
+quire_engine_settings_clear (QuireEngineSettings *settings)
+{
+  g_clear_pointer (&settings->backend, g_free);
+  g_clear_pointer (&settings->device, g_free);
 }
 
 char *

@@ -12,8 +12,15 @@ GSettings *quire_settings_get_default (void);
 gboolean quire_settings_exist (void);
 /* Sampling: the model's own values, or the user's. */
 void quire_settings_get_turn (const qe_model_info *model, QuireTurnSettings *out);
-/* @backend: overrides the setting; may be NULL. Strings in @out are borrowed from *@keep, which the caller frees. */
-void quire_settings_get_engine (const char *backend, qe_engine_options *out, char **keep);
+typedef struct
+{
+  qe_engine_options options; /* its strings are the two below */
+  char *backend, *device;
+} QuireEngineSettings;
+
+/* @backend: overrides the setting; may be NULL. */
+void quire_settings_get_engine (const char *backend, QuireEngineSettings *out);
+void quire_engine_settings_clear (QuireEngineSettings *settings);
 /* The chosen folder, or the shipped model's. Returns: owned. */
 char *quire_settings_dup_model_dir (void);
 

@@ -27,6 +27,7 @@ struct qe_engine {
     qe_wakeup_fn wakeup;
     void *wakeup_user;
     gsize outbox_bytes;
+    qe_engine *replaces; /* engine thread */
 
     qe_mutex lock;
     qe_cond changed;
@@ -204,6 +205,7 @@ static void *engine_thread(void *user)
 {
     qe_engine *self = user;
     bool more = true;
+    qe_engine_free(g_steal_pointer(&self->replaces));
     while (!qe_queue_is_closed(self->queue)) {
         qe_command *command = qe_queue_pop(self->queue, !more, qe_stats_deadline(self->stats));
         for (; command; command = qe_queue_pop(self->queue, false, 0)) {
@@ -285,8 +287,10 @@ qe_engine *qe_engine_new_with_backend(
     self->core.check = true;
 #endif
     qe_core_init(&self->core);
+    self->replaces = o->replaces;
     self->thread = g_thread_try_new("quire-engine", engine_thread, self, error);
     if (!self->thread) {
+        self->replaces = NULL;
         qe_core_clear(&self->core);
         qe_engine_free(self);
         return NULL;

@@ -90,6 +90,9 @@ typedef struct {
     bool check_invariants;   /* run the KV checker after every step (always in debug builds) */
     qe_wakeup_fn wakeup;     /* engine state or snapshot changed; may be NULL */
     void *wakeup_user;
+    qe_engine *
+        replaces; /* freed (as by qe_engine_free) on the new engine's thread before anything else happens there,
+                            so that two never hold a card's memory at once; consumed on success. NULL: none */
 } qe_engine_options;
 
 qe_engine *qe_engine_new(const qe_engine_options *options /* NULL: defaults */, GError **error);

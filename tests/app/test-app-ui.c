@@ -651,7 +651,8 @@ static gboolean has_preferences(gpointer wanted)
     return found == GPOINTER_TO_INT(wanted);
 }
 
-/* Preferences open and close; another cache size starts another engine, and the chat goes on. */
+/* Preferences open and close. Another cache size leaves the engine and its pages; another number of threads starts
+ * another engine, and the chat goes on. */
 static void test_preferences(void)
 {
     open_window(900, 600);
@@ -664,8 +665,16 @@ static void test_preferences(void)
     g_settings_set_uint(quire_settings_get_default(), "cache-mib", 64);
     key("Escape");
     wait_for("no preferences", has_preferences, GINT_TO_POINTER(FALSE));
-    wait_for("a model", is_ready, NULL);
     say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_reused, >, 0);
+    key("ctrl+comma");
+    wait_for("preferences", has_preferences, GINT_TO_POINTER(TRUE));
+    g_settings_set_uint(quire_settings_get_default(), "threads", 2);
+    key("Escape");
+    wait_for("no preferences", has_preferences, GINT_TO_POINTER(FALSE));
+    wait_for("a model", is_ready, NULL);
+    say("And what is my name?", 6);
     wait_for("the reply", is_idle, NULL);
     g_assert_cmpuint(receipt()->n_reused, ==, 0);
     {
@@ -674,6 +683,7 @@ static void test_preferences(void)
         g_assert_nonnull(strstr(reply, "Oda"));
     }
     g_settings_reset(quire_settings_get_default(), "cache-mib");
+    g_settings_set_uint(quire_settings_get_default(), "threads", 1);
     /* The window goes while preferences are open above it. */
     key("ctrl+comma");
     wait_for("preferences", has_preferences, GINT_TO_POINTER(TRUE));
