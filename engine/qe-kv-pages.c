@@ -279,7 +279,7 @@ uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept)
     bool waited = false;
     while (pool->slabs->len > 0) {
         const slab_info *last = slab_at(pool, pool->slabs->len - 1);
-        bool past_budget = pool->n_reserved > pool->n_max;
+        bool past_budget = last->first >= pool->n_max;
         if ((!past_budget && pool->slabs->len <= n_slabs_kept) || !slab_is_free(pool, last))
             break;
         if (!waited && !wait_for_compute(pool))

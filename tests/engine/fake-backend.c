@@ -89,6 +89,30 @@ static const char *fake_error(const qk_backend *backend)
     return ((const fake_backend *)backend)->error;
 }
 
+/* Events fire at once. */
+static qk_status fake_event_new(qk_backend *backend, qk_event **out)
+{
+    qk_event_head *head = g_new0(qk_event_head, 1);
+    head->backend = backend;
+    *out = (qk_event *)head;
+    return QK_OK;
+}
+
+static void fake_event_free(qk_event *event)
+{
+    g_free(event);
+}
+
+static qk_status fake_event_record(qk_event *event, qk_stream stream)
+{
+    return QK_OK;
+}
+
+static qk_status fake_event_wait(qk_event *event)
+{
+    return QK_OK;
+}
+
 static const qk_backend_ops fake_ops = {
     .abi_version = QK_ABI_VERSION,
     .name = "fake",
@@ -97,6 +121,10 @@ static const qk_backend_ops fake_ops = {
     .buffer_free = fake_buffer_free,
     .copy_submit = fake_copy_submit,
     .fill_submit = fake_fill_submit,
+    .event_new = fake_event_new,
+    .event_free = fake_event_free,
+    .event_record = fake_event_record,
+    .event_wait = fake_event_wait,
 };
 
 fake_backend *fake_backend_new(void)

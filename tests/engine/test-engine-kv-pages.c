@@ -415,6 +415,59 @@ static void test_misuse(gconstpointer how)
     g_test_trap_assert_stderr("*qe-kv-pages.c*assertion failed*");
 }
 
+/* Slabs come and go at the end; the budget moves both ways, also below what is in use and across a short slab. */
+static void test_resize(void)
+{
+    fixture f;
+    qe_page pages[24];
+    uint32_t entries[64] = {0};
+    g_autoptr(GError) error = NULL;
+    set_up_with(&f, 10, 4, false);
+    g_assert_true(qe_kv_pool_warm(f.pool, &error));
+    g_assert_cmpuint(qe_kv_pool_n_reserved(f.pool), ==, 4);
+    for (uint32_t i = 0; i < 10; i++) {
+        pages[i] = must_alloc(&f);
+        write_page(&f, pages[i], 1000 * i);
+        entries[pages[i]] = 1;
+    }
+    g_assert_false(qe_kv_page_alloc(f.pool, &pages[10], NULL));
+    must_check(&f, entries);
+    qe_kv_pool_set_max(f.pool, 24); /* past the slab of 2 */
+    for (uint32_t i = 10; i < 24; i++) {
+        pages[i] = must_alloc(&f);
+        write_page(&f, pages[i], 1000 * i);
+        entries[pages[i]] = 1;
+    }
+    must_check(&f, entries);
+    for (uint32_t i = 0; i < 24; i++)
+        g_assert_cmpuint(read_page(&f, pages[i])[1], ==, 1000 * i + 1);
+    g_assert_cmpuint(qe_kv_pool_trim(f.pool, 1), ==, 0);
+
+    qe_kv_pool_set_max(f.pool, 5);
+    g_assert_cmpuint(qe_kv_pool_n_available(f.pool), ==, 0);
+    must_check(&f, entries);
+    for (uint32_t i = 4; i < 24; i++) {
+        qe_kv_page_unref(f.pool, pages[i]);
+        entries[pages[i]] = 0;
+        g_assert_cmpuint(qe_kv_pool_n_available(f.pool), ==, i == 23 ? 1 : 0);
+    }
+    g_assert_cmpuint(qe_kv_pool_n_reserved(f.pool), ==, 24);
+    g_assert_cmpuint(
+        qe_kv_pool_trim(f.pool, 8), ==, 16); /* what lies whole past the budget goes, kept or not */
+    g_assert_cmpuint(qe_kv_pool_n_reserved(f.pool), ==, 8);
+    must_check(&f, entries);
+    pages[4] = must_alloc(&f);
+    entries[pages[4]] = 1;
+    g_assert_false(
+        qe_kv_page_alloc(f.pool, &pages[5], NULL)); /* free pages there are, but not in the budget */
+    must_check(&f, entries);
+    for (uint32_t i = 0; i < 5; i++)
+        qe_kv_page_unref(f.pool, pages[i]);
+    g_assert_cmpuint(qe_kv_pool_trim(f.pool, 0), ==, 8);
+    g_assert_cmpuint(qe_kv_pool_n_reserved(f.pool), ==, 0);
+    tear_down(&f);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -428,6 +481,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/kv-pages/huge", test_huge);
     g_test_add_func("/engine/kv-pages/lost", test_lost);
     g_test_add_func("/engine/kv-pages/check-fails", test_check_fails);
+    g_test_add_func("/engine/kv-pages/resize", test_resize);
     g_test_add_func("/engine/kv-pages/random", test_random);
     static const char *const misuses[] = {"ref-tail", "double-unref", "seal-sealed", "unseal-shared",
         "unseal-tail", "copy-free", "no-such-page", "free-in-use"};
