@@ -20,10 +20,13 @@
  *     empty[slot] counts 8: each computing warp, after wgmma.wait_group has shown its products of that slot done.
  *     Use u of a slot waits for parity u & 1 of full, and before it is filled for parity (u & 1) ^ 1 of empty (which a
  *     fresh barrier passes for u = 0).
- *  3. No deadlock. The copying threads block only on an empty slot, and then all items but the one before (the pending
- *     one) have been arrived for. K(i) needs K(i - N_STAGES) released, for which the others need K up to i - N_STAGES and V
- *     up to i - N_STAGES - 1: with N_STAGES >= 2 neither is the pending V(i - 2). V(i) needs V(i - N_STAGES) released, which
- *     takes K up to i - N_STAGES + 1 and V up to i - N_STAGES: not the pending K(i + 1), nor V(i - 1) when i = n - 1.
+ *  3. No deadlock. The computing warps free K(i) in step i, having waited for K(0..i) and V(0..i-1), and V(i) in step
+ *     i + 1, having waited for K(0..i+1) and V(0..i+1). The copying threads block only on an empty slot, and then all items
+ *     but the newest (the pending one) have been arrived for. With N = N_STAGES >= 3:
+ *       K(i), V(i-2) pending, needs K(i-N) free: K up to i-N, V up to i-N-1 < i-2.
+ *       V(i), K(i+1) pending, needs V(i-N) free: K up to i-N+1 < i+1, V up to i-N+1 <= i-2.
+ *       V(n-1), V(n-2) pending, needs V(n-1-N) free: K up to n-N, V up to n-N <= n-3.
+ *     So what a block waits for never waits for the pending item.
  *     Both computing warpgroups run the same number of steps. turn[1] gets n - 1 arrivals (from warpgroup 1, one a
  *     step) and n - 1 waits; turn[0] gets 1 + (n - 1) arrivals (its own first one, then warpgroup 2's) and n - 1 waits in
  *     the steps and one after them. A wait for a turn depends on the other's previous step only.
@@ -48,6 +51,8 @@
 #define N_STAGES   3u
 #define GROUP      128u /* threads of a warpgroup */
 #define N_THREADS  (3u * GROUP)
+
+static_assert(N_STAGES >= 3, "see invariant 3");
 
 #define HALF_BYTES (128u * 128u)     /* 128 rows of 64 dims */
 #define ITEM_BYTES (2u * HALF_BYTES) /* Q, a block of K, a block of V */
@@ -434,13 +439,23 @@ static __device__ __forceinline__ void pack_p(rows &r)
         r.p[i] = pack_bf16(r.s[2 * i], r.s[2 * i + 1]);
 }
 
+/* Waits for V of the block whose exponentials are in s. This stands before the wait for the other product, not after
+ * it, because its loop ends a basic block: without that ptxas moves wgmma's wait ahead of the exponentials, which are to
+ * run under the product. */
+static __device__ __forceinline__ void wait_values(rows &r, const shared_map &m, cursor at)
+{
+    pin(r.s);
+    pin(r.sum);
+    barrier_wait(m.full_v + at.slot * 8, at.phase);
+}
+
 static __device__ __forceinline__ void release(uint32_t empty, uint32_t lane)
 {
     if (lane == 0)
         barrier_arrive(empty);
 }
 
-/* Block i > 0: its scores and softmax, and the output of block i - 1 (whose place is @before). */
+/* Block i > 0: its scores and softmax, and the output of block i - 1 (whose place is @before, and whose V is there). */
 template <bool MASKED>
 static __device__ __forceinline__ void step(rows &r, const shared_map &m, uint64_t q, uint64_t k, uint64_t v,
     cursor at, cursor before, int first, uint32_t group, uint32_t lane)
@@ -448,13 +463,13 @@ static __device__ __forceinline__ void step(rows &r, const shared_map &m, uint64
     barrier_wait(m.full_k + at.slot * 8, at.phase);
     named_sync(BARRIER_TURN + group, 2 * GROUP);
     issue_scores(r, q, k + at.slot * (ITEM_BYTES >> 4));
-    barrier_wait(m.full_v + before.slot * 8, before.phase);
     issue_output(r, v + before.slot * (ITEM_BYTES >> 4));
     named_arrive(BARRIER_TURN + (group ^ 1), 2 * GROUP);
     wgmma_wait<1>();
     pin(r.s);
     release(m.empty_k + at.slot * 8, lane);
     soften<MASKED>(r, first, lane);
+    wait_values(r, m, at);
     wgmma_wait<0>();
     pin(r.o);
     pin(r.p);
@@ -533,6 +548,7 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
     release(m.empty_k, lane);
     int block = (int)n_blocks - 1;
     soften<true>(r, block * (int)BLOCK_KEYS, lane);
+    wait_values(r, m, at);
     pack_p(r);
     for (block--; block >= (int)n_whole; block--) {
         before = at;
@@ -546,7 +562,6 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
     }
     if (group == 0)
         named_sync(BARRIER_TURN, 2 * GROUP);
-    barrier_wait(m.full_v + at.slot * 8, at.phase);
     issue_output(r, v + at.slot * (ITEM_BYTES >> 4));
     wgmma_wait<0>();
     pin(r.o);
