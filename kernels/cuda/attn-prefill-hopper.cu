@@ -71,7 +71,7 @@ static_assert(N_STAGES >= 3, "see invariant 3");
 #define BARRIER_TURN 3u /* + 0, 1: that warpgroup may issue its products */
 
 #define SCALE      0.08838834764831845f /* 1 / sqrt(HEAD_DIM) */
-#define SCALE_LOG2 0.12751743185294634f /* that times log2(e) */
+#define SCALE_LOG2 0.12751743082459868f /* that times log2(e) */
 
 /* ---- Single instructions ------------------------------------------------------------------------------------- */
 
