@@ -1,48 +1,51 @@
 /* attn-prefill-hopper.cu: attention of prompt rows with wgmma, built for sm_90a alone, head_dim 128.
  *
- * One thread block does one tile for one kv head: up to 128 packed query rows (packed row r is token r / n_q and head
- * r % n_q of the kv head's n_q query heads) over the tile's keys, in blocks of 128 keys, from the last block to the first,
- * so that what needs the causal mask comes first. Three warpgroups:
+ * One thread block does one tile for one kv head: up to 128 packed query rows (packed row r is token r / n_q and
+ * head r % n_q of the kv head's n_q query heads) over the tile's keys, in blocks of 128 keys, from the last block
+ * to the first, so that what needs the causal mask comes first. Three warpgroups:
  *   0     copies: K and V blocks from the pages into rings of N_STAGES slots. Pages lie anywhere, so each thread
  *         copies 16 bytes at a time (cp.async) to where wgmma's 128-byte swizzle wants them.
- *   1, 2  64 packed rows each: S = Q K^T from shared memory into registers, online softmax there, O += P V with P from
- *         registers as the A operand.
- * The products of block i overlap the softmax in two ways. Within a warpgroup, S(i) and O += P(i-1) V(i-1) are in flight
- * together and S(i)'s softmax runs while the second one still does. Between the two, named barriers make one issue its
- * products while the other is in its softmax. (The schedule of FlashAttention-3, Shah et al. 2024, section 3.)
+ *   1, 2  64 packed rows each: S = Q K^T from shared memory into registers, online softmax there, O += P V with P
+ *         from registers as the A operand.
+ * The products of block i overlap the softmax in two ways. Within a warpgroup, S(i) and O += P(i-1) V(i-1) are in
+ * flight together and S(i)'s softmax runs while the second one still does. Between the two, named barriers make
+ * one issue its products while the other is in its softmax. (The schedule of FlashAttention-3, Shah et al. 2024,
+ * section 3.)
  *
  * Invariants
- *  1. Items are copied in the order K0 K1 V0 K2 V1 .. K(n-1) V(n-2) V(n-1), n blocks numbered as they are processed. K(i)
- *     and V(i) have slot i % N_STAGES of their rings.
- *  2. full[slot] counts 128: each copying thread, once its own bytes of the item have landed (cp.async.wait_group) and
- *     after its fence.proxy.async, since cp.async writes by the generic proxy and wgmma reads by the async proxy. A thread
- *     arrives for an item after it has issued the next item, so one item is always on its way.
+ *  1. Items are copied in the order K0 K1 V0 K2 V1 .. K(n-1) V(n-2) V(n-1), n blocks numbered as they are
+ *     processed. K(i) and V(i) have slot i % N_STAGES of their rings.
+ *  2. full[slot] counts 128: each copying thread, once its own bytes of the item have landed (cp.async.wait_group)
+ *     and after its fence.proxy.async, since cp.async writes by the generic proxy and wgmma reads by the async
+ *     proxy. A thread arrives for an item after it has issued the next item, so one item is always on its way.
  *     empty[slot] counts 8: each computing warp, after wgmma.wait_group has shown its products of that slot done.
- *     Use u of a slot waits for parity u & 1 of full, and before it is filled for parity (u & 1) ^ 1 of empty (which a
- *     fresh barrier passes for u = 0).
- *  3. No deadlock. The computing warps free K(i) in step i, having waited for K(0..i) and V(0..i-1), and V(i) in step
- *     i + 1, having waited for K(0..i+1) and V(0..i+1). The copying threads block only on an empty slot, and then all items
- *     but the newest (the pending one) have been arrived for. With N = N_STAGES >= 3:
+ *     Use u of a slot waits for parity u & 1 of full, and before it is filled for parity (u & 1) ^ 1 of empty
+ *     (which a fresh barrier passes for u = 0).
+ *  3. No deadlock. The computing warps free K(i) in step i, having waited for K(0..i) and V(0..i-1), and V(i) in
+ *     step i + 1, having waited for K(0..i+1) and V(0..i+1). The copying threads block only on an empty slot, and
+ *     then all items but the newest (the pending one) have been arrived for. With N = N_STAGES >= 3:
  *       K(i), V(i-2) pending, needs K(i-N) free: K up to i-N, V up to i-N-1 < i-2.
  *       V(i), K(i+1) pending, needs V(i-N) free: K up to i-N+1 < i+1, V up to i-N+1 <= i-2.
  *       V(n-1), V(n-2) pending, needs V(n-1-N) free: K up to n-N, V up to n-N <= n-3.
- *     So what a block waits for never waits for the pending item.
- *     Both computing warpgroups run the same number of steps. turn[1] gets n - 1 arrivals (from warpgroup 1, one a
- *     step) and n - 1 waits; turn[0] gets 1 + (n - 1) arrivals (its own first one, then warpgroup 2's) and n - 1 waits in
- *     the steps and one after them. A wait for a turn depends on the other's previous step only.
- *  4. Keys at key_end and beyond are never read: their places are zero-filled, and masked. So what lies in memory there
- *     cannot reach the result (0 * NaN). A row that sees no key of the tile gets zeros and lse -inf.
+ *     So what a copying thread waits for never waits for the pending item.
+ *     Both computing warpgroups run the same number of steps, n - 1. turn[1] gets n - 1 arrivals (warpgroup 1's, one
+ *     a step) and n - 1 waits; turn[0] gets 1 + (n - 1) arrivals (warpgroup 1's own first one, then warpgroup 2's)
+ *     and n - 1 waits in the steps and one after them. A wait for a turn depends on the other's previous step only.
+ *  4. Keys at key_end and beyond are never read: their places are zero-filled, and masked. So what lies in memory
+ *     there cannot reach the result (0 * NaN). A row that sees no key of the tile gets zeros and lse -inf.
  *  5. Nothing depends on the grid: same tiles, same bits.
  *
- * Layout in shared memory: Q, a K slot and a V slot are each [2 halves of 64 dims][128 rows][128 bytes], the 16-byte
- * piece c of row r at place c ^ (r & 7): 8 rows are one swizzle atom of 1,024 bytes. As K-major operands (Q and K) groups
- * of 8 rows are 1,024 bytes apart and 16 dims are 32 bytes within the atom. As MN-major operand (V: n is the dim, k the
- * key) groups of 8 keys are 1,024 bytes apart (stride offset), groups of 64 dims 16,384 (leading offset).
+ * Layout in shared memory: Q, a K slot and a V slot are each [2 halves of 64 dims][128 rows][128 bytes], the
+ * 16-byte piece c of row r at place c ^ (r & 7): 8 rows are one swizzle atom of 1,024 bytes. As K-major operands
+ * (Q and K) groups of 8 rows are 1,024 bytes apart and 16 dims are 32 bytes within the atom. As MN-major operand
+ * (V: n is the dim, k the key) groups of 8 keys are 1,024 bytes apart (stride offset), groups of 64 dims 16,384
+ * (leading offset).
  *
- * Cost: 4 * head_dim FLOP a query head, row and key: 8.8 TFLOP a layer for the 32K prompt of the reference shape (causal:
- * half of 32,768^2 pairs, 32 heads), 11.1 ms at 790 TFLOP/s; 317 TFLOP and 401 ms over 36 layers. For every block of 128
- * keys 64 KB come from L2: at 600 TFLOP/s that is 4.7 TB/s over the chip, which is why a block has 128 rows and not 64,
- * and why the grid walks one kv head's tiles before the next (16 MB of keys and values, which L2 keeps). */
+ * Cost: 4 * head_dim FLOP a query head, row and key: 8.8 TFLOP a layer for the 32K prompt of the reference shape
+ * (causal: half of 32,768^2 pairs, 32 heads), 11.1 ms at 790 TFLOP/s; 317 TFLOP and 401 ms over 36 layers. For
+ * every block of 128 keys 64 KB come from L2: at 600 TFLOP/s that is 4.7 TB/s over the chip, which is why a block
+ * has 128 rows and not 64, and why the grid walks one kv head's tiles before the next (16 MB of keys and values,
+ * which L2 keeps). */
 #include "kernels/cuda/cuda-ops.h"
 
 #define HEAD_DIM   128u
@@ -181,7 +184,8 @@ template <int N> static __device__ __forceinline__ void pin(uint32_t (&r)[N])
 }
 
 /* A matrix descriptor: address, leading offset and stride offset in units of 16 bytes at bits 0, 16 and 32; 128-byte
- * swizzle is 1 at bit 62. The leading offset has no meaning for K-major operands with this swizzle (1 by convention). */
+ * swizzle is 1 at bit 62. The leading offset has no meaning for K-major operands with this swizzle (1 by
+ * convention). */
 static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading_bytes)
 {
     return 1ull << 62 | (uint64_t)(1024u >> 4) << 32 | (uint64_t)(leading_bytes >> 4) << 16 |
@@ -440,8 +444,8 @@ static __device__ __forceinline__ void pack_p(rows &r)
 }
 
 /* Waits for V of the block whose exponentials are in s. This stands before the wait for the other product, not after
- * it, because its loop ends a basic block: without that ptxas moves wgmma's wait ahead of the exponentials, which are to
- * run under the product. */
+ * it, because its loop ends a basic block: without that ptxas moves wgmma's wait ahead of the exponentials, which are
+ * to run under the product. */
 static __device__ __forceinline__ void wait_values(rows &r, const shared_map &m, cursor at)
 {
     pin(r.s);
