@@ -1,1 +1,653 @@
+/* attn-prefill-hopper.cu: attention of prompt rows with wgmma, built for sm_90a alone, head_dim 128.
+ *
+ * One thread block does one tile for one kv head: up to 128 packed query rows (packed row r is token r / n_q and
+ * head r % n_q of the kv head's n_q query heads) over the tile's keys, in blocks of 128 keys, from the last block
+ * to the first, so that what needs the causal mask comes first. Three warpgroups:
+ *   0     copies: K and V blocks from the pages into rings of N_STAGES slots. Pages lie anywhere, so each thread
+ *         copies 16 bytes at a time (cp.async) to where wgmma's 128-byte swizzle wants them.
+ *   1, 2  64 packed rows each: S = Q K^T from shared memory into registers, online softmax there, O += P V with P
+ *         from registers as the A operand.
+ * The products of block i overlap the softmax in two ways. Within a warpgroup, S(i) and O += P(i-1) V(i-1) are in
+ * flight together and S(i)'s softmax runs while the second one still does. Between the two, named barriers make
+ * one issue its products while the other is in its softmax. (The schedule of FlashAttention-3, Shah et al. 2024,
+ * section 3.)
+ *
+ * Invariants
+ *  1. Items are copied in the order K0 K1 V0 K2 V1 .. K(n-1) V(n-2) V(n-1), n blocks numbered as they are
+ *     processed. K(i) and V(i) have slot i % N_STAGES of their rings.
+ *  2. full[slot] counts 128: each copying thread, once its own bytes of the item have landed (cp.async.wait_group)
+ *     and after its fence.proxy.async, since cp.async writes by the generic proxy and wgmma reads by the async
+ *     proxy. A thread arrives for an item after it has issued the next item, so one item is always on its way.
+ *     empty[slot] counts 8: each computing warp, after wgmma.wait_group has shown its products of that slot done.
+ *     Use u of a slot waits for parity u & 1 of full, and before it is filled for parity (u & 1) ^ 1 of empty
+ *     (which a fresh barrier passes for u = 0).
+ *  3. No deadlock. The computing warps free K(i) in step i, having waited for K(0..i) and V(0..i-1), and V(i) in
+ *     step i + 1, having waited for K(0..i+1) and V(0..i+1). The copying threads block only on an empty slot, and
+ *     then all items but the newest (the pending one) have been arrived for. With N = N_STAGES >= 3:
+ *       K(i), V(i-2) pending, needs K(i-N) free: K up to i-N, V up to i-N-1 < i-2.
+ *       V(i), K(i+1) pending, needs V(i-N) free: K up to i-N+1 < i+1, V up to i-N+1 <= i-2.
+ *       V(n-1), V(n-2) pending, needs V(n-1-N) free: K up to n-N, V up to n-N <= n-3.
+ *     So what a copying thread waits for never waits for the pending item.
+ *     Both computing warpgroups run the same number of steps, n - 1. turn[1] gets n - 1 arrivals (warpgroup 1's, one
+ *     a step) and n - 1 waits; turn[0] gets 1 + (n - 1) arrivals (warpgroup 1's own first one, then warpgroup 2's)
+ *     and n - 1 waits in the steps and one after them. A wait for a turn depends on the other's previous step only.
+ *  4. Keys at key_end and beyond are never read: their places are zero-filled, and masked. So what lies in memory
+ *     there cannot reach the result (0 * NaN). A row that sees no key of the tile gets zeros and lse -inf.
+ *  5. Nothing depends on the grid: same tiles, same bits.
+ *
+ * Layout in shared memory: Q, a K slot and a V slot are each [2 halves of 64 dims][128 rows][128 bytes], the
+ * 16-byte piece c of row r at place c ^ (r & 7): 8 rows are one swizzle atom of 1,024 bytes. As K-major operands
+ * (Q and K) groups of 8 rows are 1,024 bytes apart and 16 dims are 32 bytes within the atom. As MN-major operand
+ * (V: n is the dim, k the key) groups of 8 keys are 1,024 bytes apart (stride offset), groups of 64 dims 16,384
+ * (leading offset).
+ *
+ * Cost: 4 * head_dim FLOP a query head, row and key: 8.8 TFLOP a layer for the 32K prompt of the reference shape
+ * (causal: half of 32,768^2 pairs, 32 heads), 11.1 ms at 790 TFLOP/s; 317 TFLOP and 401 ms over 36 layers. For
+ * every block of 128 keys 64 KB come from L2: at 600 TFLOP/s that is 4.7 TB/s over the chip, which is why a block
+ * has 128 rows and not 64, and why the grid walks one kv head's tiles before the next (16 MB of keys and values,
+ * which L2 keeps). */
 #include "kernels/cuda/cuda-ops.h"
+
+#define HEAD_DIM   128u
+#define TILE_ROWS  128u /* packed rows of a block */
+#define BLOCK_KEYS 128u
+#define N_STAGES   3u
+#define GROUP      128u /* threads of a warpgroup */
+#define N_THREADS  (3u * GROUP)
+
+static_assert(N_STAGES >= 3, "see invariant 3");
+
+#define HALF_BYTES (128u * 128u)     /* 128 rows of 64 dims */
+#define ITEM_BYTES (2u * HALF_BYTES) /* Q, a block of K, a block of V */
+#define Q_OFFSET   0u
+#define K_OFFSET   ITEM_BYTES
+#define V_OFFSET   (K_OFFSET + N_STAGES * ITEM_BYTES)
+#define BAR_OFFSET (V_OFFSET + N_STAGES * ITEM_BYTES)
+#define SMEM_BYTES (BAR_OFFSET + 4u * N_STAGES * 8u + 1024u) /* the last: to align the start */
+
+/* Registers: 40 * 128 + 232 * 256 = 168 * 384, what the launch gives. */
+#define COPY_REGISTERS    40
+#define COMPUTE_REGISTERS 232
+
+/* Named barriers; 0 is __syncthreads(). */
+#define BARRIER_Q    1u /* + 0, 1: a computing warpgroup's Q is in place */
+#define BARRIER_TURN 3u /* + 0, 1: that warpgroup may issue its products */
+
+#define SCALE      0.08838834764831845f /* 1 / sqrt(HEAD_DIM) */
+#define SCALE_LOG2 0.12751743082459868f /* that times log2(e) */
+
+/* ---- Single instructions ------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n_arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(n_arrivals) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    do {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}\n"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+/* The named barrier completes when @n threads have arrived or wait. */
+static __device__ __forceinline__ void named_sync(uint32_t id, uint32_t n)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+
+static __device__ __forceinline__ void named_arrive(uint32_t id, uint32_t n)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+
+/* 16 bytes from global to shared memory; zeros and no read when not @valid. */
+static __device__ __forceinline__ void copy_16(uint32_t to, uint64_t from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16u : 0u)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Shared memory written before is seen by wgmma after. */
+static __device__ __forceinline__ void fence_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+static __device__ __forceinline__ float exp2_approx(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
+{
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+/* ---- wgmma --------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Keeps uses of registers on their side of the asynchronous products, which the compiler does not see. */
+template <int N> static __device__ __forceinline__ void pin(float (&r)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(r[i])::"memory");
+}
+
+template <int N> static __device__ __forceinline__ void pin(uint32_t (&r)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(r[i])::"memory");
+}
+
+/* A matrix descriptor: address, leading offset and stride offset in units of 16 bytes at bits 0, 16 and 32; 128-byte
+ * swizzle is 1 at bit 62. The leading offset has no meaning for K-major operands with this swizzle (1 by
+ * convention). */
+static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading_bytes)
+{
+    return 1ull << 62 | (uint64_t)(1024u >> 4) << 32 | (uint64_t)(leading_bytes >> 4) << 16 |
+           (address & 0x3ffffu) >> 4;
+}
+
+#define D4(x, d, i)  x((d)[i]), x((d)[i + 1]), x((d)[i + 2]), x((d)[i + 3])
+#define D16(x, d, i) D4(x, d, i), D4(x, d, i + 4), D4(x, d, i + 8), D4(x, d, i + 12)
+#define D64(x, d)    D16(x, d, 0), D16(x, d, 16), D16(x, d, 32), D16(x, d, 48)
+#define D64_TEXT                                                                                             \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define WGMMA "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+
+/* d = a b^T (or += with ADD): a [64, 16] and b [128, 16] in shared memory, K-major. Element i of thread t's d is row
+ * 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 * (t % 4) + i % 2. */
+template <bool ADD>
+static __device__ __forceinline__ void wgmma_shared(float (&d)[64], uint64_t a, uint64_t b)
+{
+#define OUT(r) "+f"(r)
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n" WGMMA D64_TEXT ", %64, %65, p, 1, 1, 0, 0;\n"
+                 "}\n"
+                 : D64(OUT, d)
+                 : "l"(a), "l"(b), "n"(ADD ? 1 : 0));
+#undef OUT
+}
+
+/* d += a b: a [64, 16] in registers (pairs of neighbouring columns, placed as in d), b [16, 128] in shared memory,
+ * MN-major. */
+static __device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t *a, uint64_t b)
+{
+#define OUT(r) "+f"(r)
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, 1, 0;\n" WGMMA D64_TEXT ", {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
+                 "}\n"
+                 : D64(OUT, d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#undef OUT
+}
+
+/* ---- The copying warpgroup ----------------------------------------------------------------------------------- */
+
+/* A position in a ring: use number phase + 2 * anything of the slot. */
+typedef struct {
+    uint32_t slot, phase;
+} cursor;
+
+static __device__ __forceinline__ cursor next(cursor c)
+{
+    c.slot++;
+    if (c.slot == N_STAGES) {
+        c.slot = 0;
+        c.phase ^= 1;
+    }
+    return c;
+}
+
+typedef struct {
+    uint32_t full_k, empty_k, full_v, empty_v; /* [N_STAGES] barriers each */
+    uint32_t q, k, v;
+} shared_map;
+
+static __device__ __forceinline__ shared_map map_shared(uint32_t base)
+{
+    shared_map m;
+    m.q = base + Q_OFFSET;
+    m.k = base + K_OFFSET;
+    m.v = base + V_OFFSET;
+    m.full_k = base + BAR_OFFSET;
+    m.empty_k = m.full_k + N_STAGES * 8;
+    m.full_v = m.empty_k + N_STAGES * 8;
+    m.empty_v = m.full_v + N_STAGES * 8;
+    return m;
+}
+
+/* One block's keys or values. Lane l holds the address of page l % 8 of the block. In each of 16 passes the threads
+ * copy 8 rows of 256 bytes; the first @n_valid rows of the block exist. */
+static __device__ __forceinline__ void copy_item(
+    uint32_t slot, uint64_t page, int n_valid, uint32_t thread, uint32_t token_stride)
+{
+    const uint32_t row = thread / 16, piece = thread % 16;
+    const uint32_t to = slot + piece / 8 * HALF_BYTES + row * 128 + ((piece % 8 ^ row) << 4);
+    const uint32_t from = row * token_stride + piece * 16;
+    uint64_t base = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK_KEYS / 8; i++) {
+        if (i % 2 == 0)
+            base = __shfl_sync(0xffffffffu, page, i / 2) + from;
+        copy_16(to + i * 1024, base + i % 2 * 8 * token_stride, (int)(row + 8 * i) < n_valid);
+    }
+    copy_commit();
+}
+
+/* All but the newest @LEFT groups of this thread's copies have landed: says so. */
+template <int LEFT> static __device__ __forceinline__ void finish_item(uint32_t full)
+{
+    copy_wait<LEFT>();
+    fence_async();
+    barrier_arrive(full);
+}
+
+static __device__ void copy_blocks(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+    const shared_map &m, const uint64_t *pages, uint32_t kv_head, uint32_t n_blocks, uint32_t thread)
+{
+    const uint64_t offset = a.layer * a.layout.layer_stride + kv_head * a.layout.head_stride;
+    const uint32_t lane_key = thread % 8 * QK_PAGE_TOKENS;
+    uint32_t key = tile.key_begin + (n_blocks - 1) * BLOCK_KEYS; /* first of block i */
+    auto page_of = [&](uint32_t first) {
+        const uint32_t k = first + lane_key;
+        return k < tile.key_end ? pages[k / QK_PAGE_TOKENS] + offset : (uint64_t)(uintptr_t)a.q;
+    };
+    uint64_t page = page_of(key), page_before = 0;
+    cursor at = {0, 0}, before = {0, 0};
+    uint32_t pending = 0;
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        const uint64_t page_after = i + 1 < n_blocks ? page_of(key - BLOCK_KEYS) : 0;
+        barrier_wait(m.empty_k + at.slot * 8, at.phase ^ 1);
+        copy_item(m.k + at.slot * ITEM_BYTES, page, (int)(tile.key_end - key), thread, a.layout.token_stride);
+        if (i > 0) {
+            finish_item<1>(pending);
+            pending = m.full_k + at.slot * 8;
+            barrier_wait(m.empty_v + before.slot * 8, before.phase ^ 1);
+            copy_item(m.v + before.slot * ITEM_BYTES, page_before + a.layout.v_offset,
+                (int)(tile.key_end - (key + BLOCK_KEYS)), thread, a.layout.token_stride);
+            finish_item<1>(pending);
+            pending = m.full_v + before.slot * 8;
+        } else {
+            pending = m.full_k + at.slot * 8;
+        }
+        before = at;
+        at = next(at);
+        page_before = page;
+        page = page_after;
+        key -= BLOCK_KEYS;
+    }
+    barrier_wait(m.empty_v + before.slot * 8, before.phase ^ 1);
+    copy_item(m.v + before.slot * ITEM_BYTES, page_before + a.layout.v_offset,
+        (int)(tile.key_end - tile.key_begin), thread, a.layout.token_stride);
+    finish_item<1>(pending);
+    finish_item<0>(m.full_v + before.slot * 8);
+}
+
+/* ---- The computing warpgroups -------------------------------------------------------------------------------- */
+
+/* One thread's share of 64 rows: two rows, 8 apart. */
+typedef struct {
+    float o[64];    /* [64, HEAD_DIM] sum of P V, in units of exp2(max * SCALE_LOG2) */
+    float s[64];    /* [64, BLOCK_KEYS] scores, then their exponentials */
+    uint32_t p[32]; /* those in bf16: A operands of 8 products */
+    float max[2];   /* of the raw scores so far */
+    float sum[2];   /* of this thread's columns alone */
+    float rescale[2];
+    int limit[2]; /* of the tile's keys, counted from key_begin, that the rows see */
+} rows;
+
+static __device__ __forceinline__ void load_q(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+    const shared_map &m, uint32_t kv_head, uint32_t n_q, uint32_t group, uint32_t thread)
+{
+    const uint32_t piece = thread % 16;
+    const size_t q_dim = (size_t)a.n_heads * HEAD_DIM;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) {
+        const uint32_t r = group * 64 + i * 8 + thread / 16;
+        const uint32_t token = r / n_q, head = kv_head * n_q + r % n_q;
+        const bool valid = token < tile.n_rows;
+        const qkc_bf16 *from = a.q;
+        if (valid)
+            from += (tile.row + token) * q_dim + head * HEAD_DIM + piece * 8;
+        copy_16(m.q + piece / 8 * HALF_BYTES + r * 128 + ((piece % 8 ^ r % 8) << 4),
+            (uint64_t)(uintptr_t)from, valid);
+    }
+    copy_commit();
+    copy_wait<0>();
+    fence_async();
+    named_sync(BARRIER_Q + group, GROUP);
+}
+
+/* s = Q K^T of one block; committed, not waited for. */
+static __device__ __forceinline__ void issue_scores(rows &r, uint64_t q, uint64_t k)
+{
+    pin(r.s);
+    wgmma_fence();
+    wgmma_shared<false>(r.s, q, k);
+#pragma unroll
+    for (uint32_t i = 1; i < HEAD_DIM / 16; i++) {
+        const uint32_t at = i / 4 * (HALF_BYTES >> 4) + i % 4 * 2;
+        wgmma_shared<true>(r.s, q + at, k + at);
+    }
+    wgmma_commit();
+}
+
+/* o += P V of one block; committed, not waited for. */
+static __device__ __forceinline__ void issue_output(rows &r, uint64_t v)
+{
+    pin(r.o);
+    pin(r.p);
+    wgmma_fence();
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK_KEYS / 16; i++)
+        wgmma_registers(r.o, &r.p[4 * i], v + i * (2048u >> 4));
+    wgmma_commit();
+}
+
+/* Online softmax of the block in s, whose first key is @first counted from key_begin. Leaves the exponentials in s,
+ * and in rescale what the sums so far, o included, have to be multiplied with. */
+template <bool MASKED> static __device__ __forceinline__ void soften(rows &r, int first, uint32_t lane)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (MASKED) {
+            const int n = r.limit[h] - first - (int)(2 * (lane % 4));
+#pragma unroll
+            for (int g = 0; g < 16; g++) {
+                r.s[4 * g + 2 * h] = 8 * g < n ? r.s[4 * g + 2 * h] : -INFINITY;
+                r.s[4 * g + 2 * h + 1] = 8 * g + 1 < n ? r.s[4 * g + 2 * h + 1] : -INFINITY;
+            }
+        }
+        float m0 = r.s[2 * h], m1 = r.s[2 * h + 1];
+#pragma unroll
+        for (int g = 1; g < 16; g++) {
+            m0 = fmaxf(m0, r.s[4 * g + 2 * h]);
+            m1 = fmaxf(m1, r.s[4 * g + 2 * h + 1]);
+        }
+        m0 = fmaxf(m0, m1);
+        m0 = fmaxf(m0, __shfl_xor_sync(0xffffffffu, m0, 1));
+        m0 = fmaxf(m0, __shfl_xor_sync(0xffffffffu, m0, 2));
+        m0 = fmaxf(m0, r.max[h]);
+        /* A row that has seen no key keeps -inf; 0 then stands for it in the exponents, which stay -inf. */
+        const float base = MASKED && m0 == -INFINITY ? 0.0f : m0 * SCALE_LOG2;
+        r.rescale[h] = exp2_approx(r.max[h] * SCALE_LOG2 - base);
+        r.max[h] = m0;
+        float sum0 = 0, sum1 = 0;
+#pragma unroll
+        for (int g = 0; g < 16; g++) {
+            float &x = r.s[4 * g + 2 * h], &y = r.s[4 * g + 2 * h + 1];
+            x = exp2_approx(fmaf(x, SCALE_LOG2, -base));
+            y = exp2_approx(fmaf(y, SCALE_LOG2, -base));
+            sum0 += x;
+            sum1 += y;
+        }
+        r.sum[h] = r.sum[h] * r.rescale[h] + (sum0 + sum1);
+    }
+}
+
+/* s to the A operands of the next products: column group g of s is half of k step g / 2. */
+static __device__ __forceinline__ void pack_p(rows &r)
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        r.p[i] = pack_bf16(r.s[2 * i], r.s[2 * i + 1]);
+}
+
+/* Waits for V of the block whose exponentials are in s. This stands before the wait for the other product, not after
+ * it, because its loop ends a basic block: without that ptxas moves wgmma's wait ahead of the exponentials, which are
+ * to run under the product. */
+static __device__ __forceinline__ void wait_values(rows &r, const shared_map &m, cursor at)
+{
+    pin(r.s);
+    pin(r.sum);
+    barrier_wait(m.full_v + at.slot * 8, at.phase);
+}
+
+static __device__ __forceinline__ void release(uint32_t empty, uint32_t lane)
+{
+    if (lane == 0)
+        barrier_arrive(empty);
+}
+
+/* Block i > 0: its scores and softmax, and the output of block i - 1 (whose place is @before, and whose V is there). */
+template <bool MASKED>
+static __device__ __forceinline__ void step(rows &r, const shared_map &m, uint64_t q, uint64_t k, uint64_t v,
+    cursor at, cursor before, int first, uint32_t group, uint32_t lane)
+{
+    barrier_wait(m.full_k + at.slot * 8, at.phase);
+    named_sync(BARRIER_TURN + group, 2 * GROUP);
+    issue_scores(r, q, k + at.slot * (ITEM_BYTES >> 4));
+    issue_output(r, v + before.slot * (ITEM_BYTES >> 4));
+    named_arrive(BARRIER_TURN + (group ^ 1), 2 * GROUP);
+    wgmma_wait<1>();
+    pin(r.s);
+    release(m.empty_k + at.slot * 8, lane);
+    soften<MASKED>(r, first, lane);
+    wait_values(r, m, at);
+    wgmma_wait<0>();
+    pin(r.o);
+    pin(r.p);
+    release(m.empty_v + before.slot * 8, lane);
+    pack_p(r);
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        r.o[i] *= r.rescale[i / 2 % 2];
+}
+
+/* Writes the two rows of the thread: o / sum, and for a part the log of the sum. */
+static __device__ __forceinline__ void store_rows(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+    rows &r, uint32_t kv_head, uint32_t n_q, uint32_t row, uint32_t lane)
+{
+    const size_t q_dim = (size_t)a.n_heads * HEAD_DIM;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = r.sum[h];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const uint32_t token = (row + 8 * h) / n_q, head = kv_head * n_q + (row + 8 * h) % n_q;
+        if (token >= tile.n_rows)
+            continue;
+        const float by = sum > 0 ? 1.0f / sum : 0.0f;
+        const bool is_part = tile.n_parts > 1;
+        const size_t to_row = is_part ? tile.part_slot + token : tile.row + token;
+        const size_t to = to_row * q_dim + head * HEAD_DIM + lane % 4 * 2;
+        if (is_part && lane % 4 == 0)
+            a.parts_lse[to_row * a.n_heads + head] = sum > 0 ? r.max[h] * SCALE + logf(sum) : -INFINITY;
+        if (!is_part && a.out_bf16) {
+#pragma unroll
+            for (int g = 0; g < 16; g++)
+                *(uint32_t *)&a.out_bf16[to + 8 * g] =
+                    pack_bf16(r.o[4 * g + 2 * h] * by, r.o[4 * g + 2 * h + 1] * by);
+        } else {
+            float *out = is_part ? a.parts_out : a.out_f32;
+#pragma unroll
+            for (int g = 0; g < 16; g++)
+                *(float2 *)&out[to + 8 * g] =
+                    make_float2(r.o[4 * g + 2 * h] * by, r.o[4 * g + 2 * h + 1] * by);
+        }
+    }
+}
+
+/* @position: of the tile's first row. */
+static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+    const shared_map &m, uint32_t kv_head, uint32_t n_q, uint32_t position, uint32_t n_blocks, uint32_t group,
+    uint32_t thread)
+{
+    const uint32_t lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4;
+    rows r;
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        r.o[i] = r.s[i] = 0;
+    for (int h = 0; h < 2; h++) {
+        r.max[h] = -INFINITY;
+        r.sum[h] = 0;
+        r.limit[h] = (int)min(position + (row + 8 * h) / n_q + 1, tile.key_end) - (int)tile.key_begin;
+    }
+    /* Blocks before this one are seen whole by every row. */
+    const int n_seen = (int)min(position + 1, tile.key_end) - (int)tile.key_begin;
+    const uint32_t n_whole = n_seen > 0 ? (uint32_t)n_seen / BLOCK_KEYS : 0;
+
+    load_q(a, tile, m, kv_head, n_q, group, thread);
+    const uint64_t q = descriptor(m.q + group * 64 * 128, 16);
+    const uint64_t k = descriptor(m.k, 16);
+    const uint64_t v = descriptor(m.v, HALF_BYTES);
+    if (group == 0)
+        named_arrive(BARRIER_TURN, 2 * GROUP);
+
+    cursor at = {0, 0}, before;
+    barrier_wait(m.full_k, 0);
+    issue_scores(r, q, k);
+    wgmma_wait<0>();
+    pin(r.s);
+    release(m.empty_k, lane);
+    int block = (int)n_blocks - 1;
+    soften<true>(r, block * (int)BLOCK_KEYS, lane);
+    wait_values(r, m, at);
+    pack_p(r);
+    for (block--; block >= (int)n_whole; block--) {
+        before = at;
+        at = next(at);
+        step<true>(r, m, q, k, v, at, before, block * (int)BLOCK_KEYS, group, lane);
+    }
+    for (; block >= 0; block--) {
+        before = at;
+        at = next(at);
+        step<false>(r, m, q, k, v, at, before, block * (int)BLOCK_KEYS, group, lane);
+    }
+    if (group == 0)
+        named_sync(BARRIER_TURN, 2 * GROUP);
+    issue_output(r, v + at.slot * (ITEM_BYTES >> 4));
+    wgmma_wait<0>();
+    pin(r.o);
+    store_rows(a, tile, r, kv_head, n_q, row, lane);
+}
+
+/* ---- The kernel ---------------------------------------------------------------------------------------------- */
+
+/* Grid: x the tiles, y the kv heads. */
+static __global__ void __launch_bounds__(N_THREADS, 1)
+    attend_prefill_hopper(const __grid_constant__ qkc_attend_prefill_args a)
+{
+    extern __shared__ uint8_t shared[];
+    const uint32_t base = ((uint32_t)__cvta_generic_to_shared(shared) + 1023u) & ~1023u;
+    const shared_map m = map_shared(base);
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < N_STAGES; i++) {
+            barrier_init(m.full_k + i * 8, GROUP);
+            barrier_init(m.full_v + i * 8, GROUP);
+            barrier_init(m.empty_k + i * 8, 8);
+            barrier_init(m.empty_v + i * 8, 8);
+        }
+    }
+    __syncthreads();
+    qkc_pdl_wait();
+    qkc_pdl_trigger();
+    if (*a.plan.state != QK_OK)
+        return;
+
+    const qkc_tile tile = a.tiles[blockIdx.x];
+    const qk_seq *seq = &a.plan.seqs[tile.seq];
+    const uint32_t kv_head = blockIdx.y, n_q = a.n_heads / a.n_kv_heads;
+    const uint32_t n_keys = tile.key_end > tile.key_begin ? tile.key_end - tile.key_begin : 0;
+    /* A tile without keys runs one block that is masked whole. */
+    const uint32_t n_blocks = n_keys > 0 ? (n_keys + BLOCK_KEYS - 1) / BLOCK_KEYS : 1;
+    const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0), thread = threadIdx.x % GROUP;
+    if (warpgroup == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
+        copy_blocks(a, tile, m, a.plan.pages + seq->page_begin, kv_head, n_blocks, thread);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
+        const uint32_t position = seq->start + (tile.row - seq->row_begin);
+        compute_rows(a, tile, m, kv_head, n_q, position, n_blocks, warpgroup - 1, thread);
+    }
+}
+
+/* ---- Launching ----------------------------------------------------------------------------------------------- */
+
+/* Packing leaves 128 % n_q rows of a tile unused: at most an eighth. */
+bool qkc_attend_prefill_hopper_runs(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
+{
+    if (head_dim != HEAD_DIM || n_kv_heads == 0 || n_heads % n_kv_heads != 0 || n_heads == 0)
+        return false;
+    const uint32_t n_q = n_heads / n_kv_heads;
+    return n_q <= TILE_ROWS && TILE_ROWS % n_q <= TILE_ROWS / 8;
+}
+
+uint32_t qkc_attend_prefill_hopper_tile_rows(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
+{
+    return TILE_ROWS / (n_heads / n_kv_heads);
+}
+
+/* On a device without sm_90 code for it the kernel is never launched, and there is nothing to set. */
+cudaError_t qkc_attend_prefill_hopper_init(void)
+{
+    int device, major, minor;
+    cudaError_t code = cudaGetDevice(&device);
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (code != cudaSuccess || major != 9 || minor != 0)
+        return code;
+    return cudaFuncSetAttribute(
+        attend_prefill_hopper, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
+}
+
+/* The tiles alone; their parts are merged by the caller. */
+cudaError_t qkc_attend_prefill_hopper(const qkc_launch *launch, const qkc_attend_prefill_args *args)
+{
+    if (args->n_tiles == 0)
+        return cudaSuccess;
+    return qkc_start(launch, attend_prefill_hopper, dim3(args->n_tiles, args->n_kv_heads), dim3(N_THREADS),
+        SMEM_BYTES, *args);
+}
