@@ -143,6 +143,8 @@ void qkc_load_default_tuning(qkc_load_tuning *out);
 qk_status qkc_model_load_tuned(qk_backend *backend, const qk_model_desc *desc, qk_progress_fn progress, void *user,
     const qkc_load_tuning *tuning, qk_model **out);
 void qkc_model_free(qk_model *model);
+/* What a model would take, counted from its shape alone: the block that the load makes. */
+qk_status qkc_model_measure(const qk_shape *shape, bool tied, qk_sizes *out);
 
 /* ---- Large products (cuda-gemm.cu) --------------------------------------------------------------------------- */
 

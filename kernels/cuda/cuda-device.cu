@@ -131,10 +131,10 @@ static void look_at_device(const common_facts *common, int index, qk_device *out
     f.code = cudaGetDeviceProperties(&prop, index);
     cudaGetLastError();
     qkc_nvml_find(&nvml, &prop);
-    if (!qkc_nvml_memory(&nvml, &out->memory_free, &out->memory_total))
-        out->memory_total = prop.totalGlobalMem;
-    else
+    if (qkc_nvml_memory(&nvml, &out->memory_free, &out->memory_total))
         f.memory_total = out->memory_total;
+    else /* unknown: opening tells */
+        out->memory_free = out->memory_total = prop.totalGlobalMem;
     snprintf(out->id, sizeof(out->id), "%s", nvml.id);
     snprintf(out->name, sizeof(out->name), "%.*s", (int)sizeof(out->name) - 1, prop.name);
     out->capability = (uint32_t)(prop.major * 10 + prop.minor);

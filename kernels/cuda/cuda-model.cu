@@ -175,6 +175,39 @@ static void place_model(placement *p, const qk_model_desc *desc)
     p->n_parts += n_matrices;
 }
 
+/* Without tensors: the same parts by their shapes. */
+qk_status qkc_model_measure(const qk_shape *s, bool tied, qk_sizes *out)
+{
+    const uint64_t q_dim = (uint64_t)s->n_heads * s->head_dim, kv_dim = (uint64_t)s->n_kv_heads * s->head_dim;
+    const struct {
+        uint64_t rows, cols, n;
+        qk_dtype dtype;
+    } kinds[] = {
+        {q_dim + 2 * kv_dim, s->hidden, s->n_layers, QK_BF16},
+        {s->hidden, q_dim, s->n_layers, QK_BF16},
+        {2 * (uint64_t)s->ffn, s->hidden, s->n_layers, QK_BF16},
+        {s->hidden, s->ffn, s->n_layers, QK_BF16},
+        {s->vocab, s->hidden, tied ? 1u : 2u, QK_BF16},
+        {1, s->hidden, 2 * (uint64_t)s->n_layers + 1, QK_F32},
+        {1, s->head_dim, 2 * (uint64_t)s->n_layers, QK_F32},
+        {1, s->head_dim / 2, 1, DTYPE_RAW_DOUBLE},
+    };
+    uint64_t total = 0;
+    bool overflow = false;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        placement one = {};
+        uint64_t n, bytes;
+        overflow |= __builtin_mul_overflow(kinds[i].rows, kinds[i].cols, &n);
+        place(&one, n, kinds[i].dtype);
+        overflow |= one.overflow;
+        overflow |= __builtin_mul_overflow(one.block_bytes, kinds[i].n, &bytes);
+        overflow |= __builtin_add_overflow(total, bytes, &total);
+    }
+    out->device_bytes = total;
+    out->host_bytes = 0; /* staging is freed when the model is loaded */
+    return overflow ? QK_NO_MEMORY : QK_OK;
+}
+
 static void rebase_model(qkc_model *model, const void *block)
 {
     for (uint32_t l = 0; l < model->head.shape.n_layers; l++) {

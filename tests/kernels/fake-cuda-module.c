@@ -22,6 +22,14 @@ static size_t list_devices(qk_device *out, size_t n)
     return 1;
 }
 
+static qk_status estimate(
+    const qk_shape *shape, bool tied, const qk_context_params *params, qk_sizes *model, qk_sizes *context)
+{
+    model->device_bytes = tied ? 1 : 2;
+    context->device_bytes = 3;
+    return QK_OK;
+}
+
 static qk_status open_backend(
     const qk_backend_options *options, qk_backend **out, char *error, size_t error_size)
 {
@@ -30,7 +38,7 @@ static qk_status open_backend(
     return QK_UNSUPPORTED;
 }
 
-static const qk_cuda_module_table table = {FAKE_ABI, probe, list_devices, open_backend};
+static const qk_cuda_module_table table = {FAKE_ABI, probe, list_devices, estimate, open_backend};
 
 const qk_cuda_module_table *qk_cuda_module(void)
 {

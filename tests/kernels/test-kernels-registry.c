@@ -14,6 +14,8 @@ typedef struct {
     qk_probe cuda; /* its name is a pointer of the child's: not to be read */
     qk_device device;
     size_t n_backends, n_devices;
+    qk_status estimated;
+    qk_sizes model, context;
     qk_status status; /* of opening */
     char error[256];
     bool cpu_opens;
@@ -34,6 +36,9 @@ static void look(const char *module, seen *out)
         if (strcmp(probes[i].name, "cuda") == 0)
             out->cuda = probes[i];
     out->n_devices = qk_list_devices("cuda", &out->device, 1);
+    const qk_shape shape = {.n_layers = 1};
+    const qk_context_params params = {.rows_max = 1};
+    out->estimated = qk_estimate("cuda", &shape, false, &params, &out->model, &out->context);
     const qk_backend_options options = {.device = "7"};
     out->status = qk_backend_open("cuda", &options, &backend, out->error, sizeof(out->error));
     qk_backend_free(backend);
@@ -78,7 +83,7 @@ static void expect_refused(const char *module, const char *words, const char *wh
         "%s: the probe says so", what);
     tap_ok(got.status == QK_UNSUPPORTED && strstr(got.error, got.cuda.reason) != NULL,
         "%s: opening says the same", what);
-    tap_ok(got.n_devices == 0, "%s: no devices", what);
+    tap_ok(got.n_devices == 0 && got.estimated == QK_UNSUPPORTED, "%s: no devices, no estimate", what);
     tap_ok(got.cpu_opens && got.n_backends == 2, "%s: the CPU opens", what);
 }
 
@@ -114,6 +119,8 @@ int main(int argc, char **argv)
         "a module of this version is used");
     tap_ok(got.n_devices == 1 && strcmp(got.device.id, "GPU-fake") == 0 && got.device.usable,
         "its devices are listed");
+    tap_ok(got.estimated == QK_OK && got.model.device_bytes == 2 && got.context.device_bytes == 3,
+        "it is asked for estimates");
     tap_ok(got.status == QK_UNSUPPORTED && strcmp(got.error, "cuda: fake, device 7") == 0,
         "opening goes through with its options");
 
