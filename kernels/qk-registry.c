@@ -50,22 +50,26 @@ static struct {
     char reason[160];
 } cuda = {.once = PTHREAD_ONCE_INIT};
 
-/* Opens @path when it is there. Returns whether the search ends here. */
+/* Opens @path when it is there. Returns whether the search ends here. A path can be longer than a reason, so it is left
+ * out: what is wrong comes first. */
 static bool open_cuda_module(const char *path)
 {
     if (access(path, F_OK) != 0)
         return false;
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
-        snprintf(cuda.reason, sizeof(cuda.reason), "The CUDA module cannot be opened: %s.", dlerror());
+        const char *words = dlerror();
+        if (strncmp(words, path, strlen(path)) == 0)
+            words += strlen(path) + strspn(words + strlen(path), ": ");
+        snprintf(cuda.reason, sizeof(cuda.reason),
+            "The CUDA module cannot be opened (%.80s): install Quire again.", words);
         return true;
     }
     qk_cuda_module_fn get = (qk_cuda_module_fn)dlsym(handle, QK_CUDA_MODULE_SYMBOL);
     const qk_cuda_module_table *table = get != NULL ? get() : NULL;
     if (table == NULL || table->abi_version != QK_ABI_VERSION)
         snprintf(cuda.reason, sizeof(cuda.reason),
-            "The CUDA module %s belongs to another version of Quire; install both from the same build.",
-            path);
+            "The CUDA module belongs to another version of Quire: install both from the same build.");
     else
         cuda.table = table;
     return true;

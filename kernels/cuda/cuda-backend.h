@@ -1,7 +1,11 @@
 /* cuda-backend.h: the CUDA backend's objects, shared by its few files. Internal to kernels/cuda.
  *
  *   cuda-module.cu   the module's one exported symbol: probe, devices, open
- *   cuda-backend.cu  opening, information (NVML), buffers, streams, events, copies, measurement
+ *   cuda-reason.cu   why CUDA cannot run here, in one sentence: a pure function
+ *   cuda-nvml.cu     NVML, opened at run time: what the panel shows of a card
+ *   cuda-device.cu   finding and choosing a device; what backends of one device share
+ *   cuda-backend.cu  opening, information, buffers, streams, events, copies
+ *   cuda-measure.cu  the measured ceilings
  *   cuda-model.cu    weights: from pageable memory to the device through pinned staging
  *   cuda-gemm.cu     cublasLt, opened at run time, with algorithms chosen before the first step
  *   cuda-step.cu     contexts and steps: workspace, graphs, submission, results
@@ -29,7 +33,7 @@ typedef struct {
     struct qkc_nvml *nvml; /* NULL when the library is missing */
     char name[96];         /* "NVIDIA H200" */
     char error[256];       /* engine thread only */
-    int lost;              /* __atomic: set once */
+    int lost;              /* __atomic: the cudaError_t that lost the device; set once */
 } qkc_backend;
 
 /* Records what failed and the driver's words in backend->error, marks the backend lost when @code is sticky (launch
@@ -39,10 +43,71 @@ __attribute__((format(printf, 4, 5))) qk_status qkc_fail(
     qkc_backend *self, qk_status status, cudaError_t code, const char *format, ...);
 bool qkc_is_lost(const qkc_backend *self);
 
+/* At the head of a call: true when the device is lost, with a line in backend->error. Engine thread. */
+bool qkc_refuse(qkc_backend *self);
+/* "device memory: 8.0 GiB for @what, of which ..." as QK_NO_MEMORY; any other code as qkc_fail(). */
+qk_status qkc_fail_memory(qkc_backend *self, cudaError_t code, const char *what, uint64_t bytes);
+
 qk_status qkc_open(const qk_backend_options *options, qk_backend **out, char *error, size_t error_size);
-/* Why CUDA cannot run here, as one sentence, or true and the best device's index and name. Never creates a context. */
+qk_status qkc_measure(qk_backend *backend, qk_measure what, double *out); /* cuda-measure.cu */
+
+/* ---- Devices (cuda-device.cu) -------------------------------------------------------------------------------- */
+
+#define QKC_DEVICES_MAX 64
+
+/* The best device (@wanted NULL), or that of an id or an index in decimal. False: @reason says why in one
+ * sentence. Never creates a context. */
 bool qkc_find_device(const char *wanted, int *device, char *name, size_t name_size, char *reason, size_t reason_size);
 size_t qkc_list_devices(qk_device *out, size_t n);
+/* The sentence for an error of opening @device. */
+void qkc_explain(int device, cudaError_t code, char *reason, size_t reason_size);
+
+/* All backends of a device share one CUDA context, so what loses one loses all. The last one to close a lost device
+ * destroys that context, and the next to open gets a fresh one; until then qkc_device_enter() returns false. */
+bool qkc_device_enter(int device);
+void qkc_device_leave(int device);
+void qkc_device_set_lost(int device, cudaError_t code);
+cudaError_t qkc_device_lost(int device); /* any thread; cudaSuccess: not lost */
+unsigned qkc_device_n_open(int device);
+
+/* ---- Reasons (cuda-reason.cu) -------------------------------------------------------------------------------- */
+
+typedef struct {
+    cudaError_t code;   /* of the call that failed, or cudaSuccess */
+    bool has_library;   /* libcuda.so.1 can be opened */
+    int driver_version; /* what cuDriverGetVersion() says: 12040 for CUDA 12.4; 0 unknown */
+    int needed_version; /* CUDART_VERSION */
+    const char *driver; /* "535.104.05", "" when unknown */
+    int n_devices;
+    const char *name;   /* the device in question, "" for none */
+    int capability;     /* its major * 10 + minor */
+    uint64_t memory_free, memory_total; /* 0: unknown */
+} qkc_facts;
+
+#define QKC_CAPABILITY_MIN  80
+#define QKC_MEMORY_FREE_MIN (512ull << 20) /* a context and anything at all in it */
+
+/* True when nothing speaks against the device; else false and one sentence of at most 159 bytes. Calls no driver. */
+bool qkc_reason(const qkc_facts *facts, char *out, size_t size);
+/* After this error the context cannot be used any more. */
+bool qkc_code_is_lost(cudaError_t code);
+
+/* ---- NVML (cuda-nvml.cu) ------------------------------------------------------------------------------------- */
+
+typedef struct qkc_nvml {
+    void *device;
+    char id[48];           /* "GPU-..." or "MIG-..." */
+    int64_t sampled_ms;    /* when the next two were read; 0: never */
+    int32_t utilization;   /* -1 unknown */
+    uint64_t process_bytes; /* 0 unknown */
+} qkc_nvml;
+
+/* Finds CUDA's device in NVML. False when NVML is missing or does not know it; out->id is set all the same. */
+bool qkc_nvml_find(qkc_nvml *out, const cudaDeviceProp *device);
+bool qkc_nvml_memory(const qkc_nvml *self, uint64_t *free_bytes, uint64_t *total_bytes);
+/* Reads utilization and process_bytes, at most four times a second. */
+void qkc_nvml_sample(qkc_nvml *self);
+void qkc_nvml_driver(char *out, size_t size); /* "535.104.05"; "" unknown */
 
 /* ---- Model (cuda-model.cu) ----------------------------------------------------------------------------------- */
 
@@ -68,7 +133,18 @@ typedef struct {
 
 qk_status qkc_model_load(
     qk_backend *backend, const qk_model_desc *desc, qk_progress_fn progress, void *user, qk_model **out);
+/* How the weights travel; the benchmark tries others than the default. */
+typedef struct {
+    size_t chunk_bytes; /* of one staged copy */
+    unsigned n_slots;   /* staging chunks of each worker */
+    unsigned n_workers;
+} qkc_load_tuning;
+void qkc_load_default_tuning(qkc_load_tuning *out);
+qk_status qkc_model_load_tuned(qk_backend *backend, const qk_model_desc *desc, qk_progress_fn progress, void *user,
+    const qkc_load_tuning *tuning, qk_model **out);
 void qkc_model_free(qk_model *model);
+/* What a model would take, counted from its shape alone: the block that the load makes. */
+qk_status qkc_model_measure(const qk_shape *shape, bool tied, qk_sizes *out);
 
 /* ---- Large products (cuda-gemm.cu) --------------------------------------------------------------------------- */
 
