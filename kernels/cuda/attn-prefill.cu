@@ -215,8 +215,8 @@ template <int DIM, int M> static __device__ __forceinline__ void compute_output(
 /* -inf to the scores of keys that a row does not see. @first: the block's first key; @row: the lane's first packed row;
  * @position: of the tile's first row; @key_end: no row sees it. */
 template <int DIM, int M>
-static __device__ __forceinline__ void mask_scores(rows<DIM, M> &r, uint32_t first, uint32_t row, uint32_t n_q,
-    uint32_t position, uint32_t key_end, uint32_t lane)
+static __device__ __forceinline__ void mask_scores(rows<DIM, M> &r, uint32_t first, uint32_t row,
+    uint32_t n_q, uint32_t position, uint32_t key_end, uint32_t lane)
 {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -316,8 +316,7 @@ static __device__ __forceinline__ void store_bf16(const qkc_attend_prefill_args 
             uint8_t *to = q + (16 * m + 8 * h + lane / 4) * f::ROW_BYTES + lane % 4 * 4;
 #pragma unroll
             for (int n = 0; n < DIM / 8; n++)
-                *(uint32_t *)&to[(n ^ (lane / 4)) << 4] =
-                    pack_bf16(r.o[m][n][2 * h], r.o[m][n][2 * h + 1]);
+                *(uint32_t *)&to[(n ^ (lane / 4)) << 4] = pack_bf16(r.o[m][n][2 * h], r.o[m][n][2 * h + 1]);
         }
     __syncwarp();
     const uint32_t piece = lane % f::PIECES;
@@ -432,8 +431,8 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
         if (has_rows) {
             compute_scores<DIM, M>(r, q_at, k_slot + at_keys);
             if (block >= n_whole)
-                mask_scores<DIM, M>(r, tile.key_begin + block * BLOCK_KEYS, first_row + lane / 4, n_q, position,
-                    tile.key_end, lane);
+                mask_scores<DIM, M>(r, tile.key_begin + block * BLOCK_KEYS, first_row + lane / 4, n_q,
+                    position, tile.key_end, lane);
             soften<DIM, M>(r, scale_log2);
         }
         copy_wait<1>();
@@ -561,7 +560,8 @@ static cudaError_t start_tiles(const qkc_launch *launch, const qkc_attend_prefil
 {
     const double scale = 1.0 / sqrt((double)DIM);
     return qkc_start(launch, attend_prefill<DIM, M>, dim3(args->n_tiles * args->n_kv_heads),
-        dim3(form<DIM, M>::N_THREADS), form<DIM, M>::SMEM_BYTES, *args, (float)scale, (float)(scale * M_LOG2E));
+        dim3(form<DIM, M>::N_THREADS), form<DIM, M>::SMEM_BYTES, *args, (float)scale,
+        (float)(scale * M_LOG2E));
 }
 
 static bool takes_hopper(bool hopper, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
@@ -606,4 +606,187 @@ cudaError_t qkc_attend_prefill(
             return code;
     }
     return cudaSuccess;
+}
+/* ---- Cutting a plan into tiles ------------------------------------------------------------------------------- */
+
+/* The duration of a launch is estimated in the time that a block takes for a span of keys. */
+#define BLOCK_COST 0.25 /* a block's start and end */
+#define MERGE_COST 0.4  /* the merge's launch */
+#define PART_COST  3e-7 /* a float of a part, written and read */
+
+static uint32_t tile_tokens(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper)
+{
+    if (takes_hopper(hopper, n_heads, n_kv_heads, head_dim))
+        return qkc_attend_prefill_hopper_tile_rows(n_heads, n_kv_heads, head_dim);
+    return TILE_ROWS / (n_heads / n_kv_heads);
+}
+
+/* What decides where a sequence's keys are cut. */
+typedef struct {
+    uint32_t start, n_rows;
+    uint32_t tile_tokens, n_heads, n_kv_heads, head_dim;
+    uint32_t n_slots; /* blocks that run at once */
+} cut_input;
+
+static uint32_t n_spans_of(uint32_t n_keys)
+{
+    return n_keys / QK_SPAN_TOKENS + (n_keys % QK_SPAN_TOKENS > 0);
+}
+
+static uint32_t tile_keys(const cut_input *in, uint32_t tile)
+{
+    return in->start + std::min((tile + 1) * in->tile_tokens, in->n_rows);
+}
+
+/* First key of part @part: the sequence's spans are dealt out evenly. */
+static uint32_t part_begin(uint32_t n_spans, uint32_t n_parts, uint32_t part)
+{
+    return (uint32_t)((uint64_t)n_spans * part / n_parts) * QK_SPAN_TOKENS;
+}
+
+/* Parts of a tile with @n_keys keys: those that begin before its end. */
+static uint32_t parts_of(uint32_t n_spans, uint32_t n_parts, uint32_t n_keys)
+{
+    uint32_t n = n_parts;
+    while (part_begin(n_spans, n_parts, n - 1) >= n_keys)
+        n--;
+    return n;
+}
+
+/* Spans of time until all tiles of the sequence are done, when its keys are cut in @n_parts: blocks are handed out
+ * longest first, so the end is when the work is shared evenly, a last incomplete round of the shortest apart. */
+static double estimate(const cut_input *in, uint32_t n_parts)
+{
+    const uint32_t n_tiles = (in->n_rows + in->tile_tokens - 1) / in->tile_tokens;
+    const uint32_t n_spans = n_spans_of(in->start + in->n_rows);
+    double work = 0, longest = 0, shortest = INFINITY, n_blocks = 0;
+    for (uint32_t t = 0; t < n_tiles; t++) {
+        const uint32_t n_keys = tile_keys(in, t);
+        for (uint32_t p = 0; p < n_parts && part_begin(n_spans, n_parts, p) < n_keys; p++) {
+            const uint32_t end = std::min(part_begin(n_spans, n_parts, p + 1), n_keys);
+            const double time = (end - part_begin(n_spans, n_parts, p)) / (double)QK_SPAN_TOKENS + BLOCK_COST;
+            longest = std::max(longest, time);
+            shortest = std::min(shortest, time);
+            work += time * in->n_kv_heads;
+            n_blocks += in->n_kv_heads;
+        }
+    }
+    const double waves = n_blocks / in->n_slots;
+    double time = std::max(longest, work / in->n_slots + (ceil(waves) - waves) * shortest);
+    if (n_parts > 1)
+        time += MERGE_COST + PART_COST * in->n_rows * n_parts * in->n_heads * in->head_dim;
+    return time;
+}
+
+/* Into how many parts the keys of a sequence are cut. Looks at this sequence alone. */
+static uint32_t cut_sequence(const cut_input *in, uint32_t part_rows_max)
+{
+    const uint32_t n_tiles = (in->n_rows + in->tile_tokens - 1) / in->tile_tokens;
+    const uint32_t n_blocks = n_tiles * in->n_kv_heads;
+    const uint32_t most =
+        std::min({n_spans_of(in->start + in->n_rows), QKC_PARTS_MAX, part_rows_max / in->n_rows});
+    if (n_blocks >= 2 * in->n_slots)
+        return 1;
+    uint32_t best = 1;
+    double best_time = estimate(in, 1);
+    for (uint32_t n = 2; n <= most && (n - 1) * n_blocks < 3 * in->n_slots; n++) {
+        const double time = estimate(in, n);
+        if (time < best_time) {
+            best_time = time;
+            best = n;
+        }
+    }
+    return best;
+}
+
+uint32_t qkc_tiles_max(uint32_t rows_max, uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads)
+{
+    const uint32_t tokens =
+        std::min(tile_tokens(n_heads, n_kv_heads, 128, false), tile_tokens(n_heads, n_kv_heads, 128, true));
+    const uint32_t n_whole = rows_max / tokens + std::min(rows_max, seqs_max); /* without parts */
+    return n_whole * QKC_PARTS_MAX;
+}
+
+uint32_t qkc_part_rows_max(uint32_t rows_max)
+{
+    return std::max(rows_max, 1024u);
+}
+
+/* The tiles of one sequence, and their merges; returns the rows of parts used, the first of which is @part_slot. */
+static uint32_t list_tiles(const cut_input *in, const qk_seq *seq, uint32_t index, uint32_t n_parts,
+    uint32_t part_slot, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out)
+{
+    const uint32_t n_spans = n_spans_of(in->start + in->n_rows);
+    uint32_t n_part_rows = 0;
+    for (uint32_t first = 0, t = 0; first < in->n_rows; first += in->tile_tokens, t++) {
+        const uint32_t n_keys = tile_keys(in, t);
+        qkc_tile tile = {};
+        tile.seq = index;
+        tile.row = seq->row_begin + first;
+        tile.n_rows = std::min(in->tile_tokens, in->n_rows - first);
+        tile.n_parts = parts_of(n_spans, n_parts, n_keys);
+        tile.part_slot = part_slot + n_part_rows;
+        tile.key_end = n_keys;
+        if (tile.n_parts > 1)
+            merges[out->n_merges++] = tile;
+        for (uint32_t p = 0; p < tile.n_parts; p++) {
+            tile.part = p;
+            tile.key_begin = part_begin(n_spans, n_parts, p);
+            tile.key_end = std::min(part_begin(n_spans, n_parts, p + 1), n_keys);
+            tiles[out->n_tiles++] = tile;
+            tile.part_slot += tile.n_rows;
+        }
+        if (tile.n_parts > 1)
+            n_part_rows += tile.n_rows * tile.n_parts;
+    }
+    return n_part_rows;
+}
+
+static void end_round(qkc_tile *tiles, qkc_tiling *out)
+{
+    qkc_round *round = &out->rounds[out->n_rounds];
+    round->n_tiles = out->n_tiles - round->tile;
+    round->n_merges = out->n_merges - round->merge;
+    if (round->n_tiles == 0)
+        return;
+    std::sort(tiles + round->tile, tiles + out->n_tiles, [](const qkc_tile &a, const qkc_tile &b) {
+        const uint32_t n = a.key_end - a.key_begin, m = b.key_end - b.key_begin;
+        return n != m ? n > m : a.row != b.row ? a.row < b.row : a.part < b.part;
+    });
+    out->n_rounds++;
+}
+
+void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper,
+    int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out)
+{
+    const bool takes = takes_hopper(hopper, n_heads, n_kv_heads, head_dim);
+    cut_input in = {};
+    in.tile_tokens = tile_tokens(n_heads, n_kv_heads, head_dim, hopper);
+    in.n_heads = n_heads;
+    in.n_kv_heads = n_kv_heads;
+    in.head_dim = head_dim;
+    in.n_slots = (uint32_t)std::max(n_sms, 1) * (takes ? 1 : 2);
+    out->n_tiles = out->n_merges = out->n_part_rows = out->n_rounds = 0;
+    out->rounds[0] = {};
+    uint32_t n_used = 0; /* part rows of this round */
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const qk_seq *seq = &plan->seqs[i];
+        in.start = seq->start;
+        in.n_rows = seq->n_rows;
+        if (in.n_rows == 0)
+            continue;
+        uint32_t n_parts = cut_sequence(&in, part_rows_max);
+        if (n_parts > 1 && n_parts * in.n_rows > part_rows_max - n_used) {
+            if (out->n_rounds + 1 < QKC_ROUNDS_MAX) {
+                end_round(tiles, out);
+                out->rounds[out->n_rounds] = {out->n_tiles, 0, out->n_merges, 0};
+                n_used = 0;
+            } else {
+                n_parts = 1;
+            }
+        }
+        n_used += list_tiles(&in, seq, i, n_parts, n_used, tiles, merges, out);
+        out->n_part_rows = std::max(out->n_part_rows, n_used);
+    }
+    end_round(tiles, out);
 }
