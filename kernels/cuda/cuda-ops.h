@@ -211,15 +211,17 @@ cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_
 /* Attention of rows whose q is ready and whose keys and values are in their pages. Causal: a row at position p attends
  * to keys 0..p of its sequence. The host knows the plan's sequences and cuts the work into tiles before the launch.
  *
- * A tile is up to `tile_rows` consecutive rows of one sequence for all query heads of one kv head (grid.y), over the
- * keys [key_begin, key_end). A sequence whose keys are cut has `n_parts` tiles for the same rows; their results go to
- * the parts workspace and a second kernel merges them in position order. Where keys are cut depends on the sequence's
- * start and n_rows alone. */
+ * A tile is up to `tile_rows` consecutive rows of one sequence for all query heads of one kv head, over the keys
+ * [key_begin, key_end). Where a sequence's keys are cut, its tiles have `n_parts` parts for the same rows; their results
+ * go to the parts workspace and a second kernel merges them in position order. Where keys are cut depends on the
+ * sequence's start and n_rows (and on the shape, the device and part_rows_max) alone, never on the step's other
+ * sequences: when the parts of all do not fit the workspace at once, the launch runs in rounds that reuse it. */
 typedef struct {
-    uint32_t seq, row, n_rows;    /* row: index into the plan's rows */
-    uint32_t key_begin, key_end;  /* key_begin is a multiple of QK_SPAN_TOKENS; key_end <= last row's position + 1 */
-    uint32_t part, n_parts;       /* n_parts 1: the tile writes the output itself */
-    uint32_t part_slot;           /* first row of this tile in the parts workspace (rows of [n_heads, head_dim] + lse) */
+    uint32_t seq, row, n_rows;   /* row: index into the plan's rows */
+    uint32_t key_begin, key_end; /* key_begin is a multiple of QK_SPAN_TOKENS; key_end <= last row's position + 1 */
+    uint32_t part, n_parts;      /* n_parts 1: the tile writes the output itself */
+    uint32_t part_slot;          /* first row of this tile in the parts workspace (rows of [n_heads, head_dim] + lse):
+                                    part p's row t is at part 0's part_slot + p * n_rows + t */
 } qkc_tile;
 
 typedef struct {
@@ -227,28 +229,51 @@ typedef struct {
     qkc_bf16 *out_bf16; /* [rows, q_dim], or NULL */
     float *out_f32;     /* [rows, q_dim], or NULL; exactly one is set */
     uint32_t n_heads, n_kv_heads, head_dim, layer;
-    qk_kv_layout layout;
+    qk_kv_layout layout; /* bf16 */
     qkc_plan plan;
-    const qkc_tile *tiles; /* [n_tiles] device: longest first */
-    uint32_t n_tiles;
-    const qkc_tile *merges; /* [n_merges] device: one for each group of parts: part_slot of its first part, n_parts */
-    uint32_t n_merges;
-    float *parts_out; /* [part_rows_max, q_dim] */
-    float *parts_lse; /* [part_rows_max, n_heads] */
+    const qkc_tile *tiles; /* device: in each round the longest first */
+    uint32_t n_tiles;      /* set by qkc_attend_prefill(): of this round */
+    const qkc_tile *merges; /* device: one for each group of parts: its rows, n_parts, part_slot of its first part */
+    uint32_t n_merges;      /* set by qkc_attend_prefill(): of this round */
+    float *parts_out;       /* [part_rows_max, q_dim] */
+    float *parts_lse;       /* [part_rows_max, n_heads] */
 } qkc_attend_prefill_args;
 
-/* Cuts a plan into tiles: host code, no CUDA call. tiles and merges have room for qkc_tiles_max(). Returns false when
- * part_rows_max does not suffice for any cut (it always suffices for no cut: then fewer parts are used). */
+/* Tiles and merges that run together: their parts are in the workspace at the same time. */
 typedef struct {
-    uint32_t n_tiles, n_merges, n_part_rows;
+    uint32_t tile, n_tiles, merge, n_merges;
+} qkc_round;
+
+#define QKC_PARTS_MAX  64u  /* of a sequence */
+#define QKC_ROUNDS_MAX 130u /* 1 + 2 * QKC_PARTS_MAX: enough when part_rows_max >= rows_max */
+typedef struct {
+    uint32_t n_tiles, n_merges;
+    uint32_t n_part_rows; /* the largest of all rounds */
+    uint32_t n_rounds;
+    qkc_round rounds[QKC_ROUNDS_MAX];
 } qkc_tiling;
+
+/* Room for tiles, and for merges. */
 uint32_t qkc_tiles_max(uint32_t rows_max, uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads);
+/* What part_rows_max should be: then it hardly ever limits the parts of a sequence. */
+uint32_t qkc_part_rows_max(uint32_t rows_max);
+/* Cuts a plan into tiles: host code, no CUDA call, no allocation. tiles and merges are host arrays with room for
+ * qkc_tiles_max(); the caller copies them to the device. Any part_rows_max will do: a sequence has so few parts that
+ * they fit it alone. */
 void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper, int n_sms,
     uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out);
-cudaError_t qkc_attend_prefill(const qkc_launch *launch, const qkc_attend_prefill_args *args);
+/* @tiling: host; as it came from qkc_cut_tiles(), with hopper = launch->hopper and the same shape. args->tiles and
+ * args->merges are the whole arrays. */
+cudaError_t qkc_attend_prefill(
+    const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_tiling *tiling);
 
-/* Called by qkc_attend_prefill() when launch->hopper and the shape suits (qkc_attend_prefill_hopper_runs()); the tiles
- * were cut with hopper = true and the same shape. */
+/* The portable kernel has two forms: 4 warps of 32 rows, two blocks an SM (cards with 160 KB of shared memory an SM),
+ * and 8 warps of 16 rows, one block an SM. qkc_attend_prefill_init() chooses; tests and benchmarks choose themselves. */
+typedef enum { QKC_PREFILL_WIDE, QKC_PREFILL_NARROW } qkc_prefill_form;
+void qkc_attend_prefill_choose(qkc_prefill_form form);
+
+/* Called by qkc_attend_prefill() when launch->hopper and the shape suits (qkc_attend_prefill_hopper_runs()). Does
+ * args->n_tiles tiles from args->tiles on; merges nothing. */
 bool qkc_attend_prefill_hopper_runs(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 uint32_t qkc_attend_prefill_hopper_tile_rows(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 cudaError_t qkc_attend_prefill_hopper(const qkc_launch *launch, const qkc_attend_prefill_args *args);
