@@ -164,7 +164,11 @@ void qkc_gemm_free(qkc_gemm *gemm);
 #define QKC_GEMM_WORKSPACE_BYTES (32u << 20)
 /* Chooses the algorithm for every row count up to @rows_max, so that qkc_gemm_run() asks for none. */
 qk_status qkc_gemm_prepare(qkc_gemm *gemm, uint32_t rows_max, uint32_t n_out, uint32_t n_in, qk_dtype y_dtype, bool add);
+/* Reads and writes rows up to the rounded count. @workspace: QKC_GEMM_WORKSPACE_BYTES. */
 qk_status qkc_gemm_run(qkc_gemm *gemm, cudaStream_t stream, void *workspace, const qkc_gemm_args *args);
+/* Runs each algorithm that products of this kind up to args->n_rows rows use once, so that its code is on the device
+ * before the first prompt. Leaves y undefined. */
+qk_status qkc_gemm_warm(qkc_gemm *gemm, cudaStream_t stream, void *workspace, const qkc_gemm_args *args);
 
 /* ---- Contexts and steps (cuda-step.cu) ----------------------------------------------------------------------- */
 

@@ -1,1 +1,413 @@
-#include "kernels/cuda/cuda-backend.h"
+/* cuda-layers.cu: the launches of one pass of the model, in order: the same function for capture and for eager steps.
+ *
+ *   prepare                                                plan, tokens, positions, embeddings
+ *   decode, few rows:  a layer is  linear(norm + QKV), attention, linear(O) += x, linear(norm + gate,up, SiLU),
+ *                                  linear(down) += x; then linear(norm + lm_head) of the output rows, sample
+ *   many rows:         a layer is  rms_norm, QKV, heads, attention, O += x, rms_norm, (gate,up, SiLU) by row blocks,
+ *                                  down += x; after the last attention only the output rows go on, the few-rows way
+ *
+ * Invariants
+ *  1. Nothing but launches on launch.stream: legal inside capture (the many-rows pass is never captured).
+ *  2. Every kernel waits for its predecessor before it ends (cuda-ops.h), so that a buffer may be overwritten by the
+ *     next kernel but one without a thought for programmatic launches.
+ *  3. After the last layer's keys and values are written, rows that are no outputs need nothing more. A pass without
+ *     outputs ends there, with its status.
+ *  4. A step that has been given up (plan.state) still makes all its launches; the sampler then changes nothing.
+ *  5. A row block's kernels take the plan of the whole step: they touch no row from their rows_max on.
+ *
+ * Launches and bytes a layer of the reference model (36 layers):
+ *   decode        5 launches, 183 a step. 202 MB of weights, 48 us at 4.2 TB/s, and 4 KB a key; activations (of 64 rows:
+ *                 1.6 + 1.0 + 2.5 + 0.7 MB) stay in the level 2 cache.
+ *   few rows      6 or 7
+ *   2,048 rows    10 to 12: 413 GFLOP, 520 us at 790 TFLOP/s; of activations 21+10 (norm), 10+25 (QKV), 25+25 (heads),
+ *                 17+17 (attention), 17+42 (O), 21+10, 2x(5+40), 2x(40+20), 40+42 MB: 520 MB, 125 us were all of it
+ *                 to go to memory, most of it under the products
+ *   outputs       778 MB for lm_head, 185 us, for each 64 output rows */
+#include "kernels/cuda/cuda-step.h"
+
+#define LATCH_LAYERS 4u /* a few-rows pass looks at the cancel word before every so many layers */
+#define COPY_THREADS 256u
+
+/* ---- Small kernels ------------------------------------------------------------------------------------------- */
+
+/* A block is an output: its rows of x and attn to the front, attn as float32. Hidden and q_dim are multiples of 8. The
+ * first block also writes the counts for each block of QKC_SMALL_ROWS outputs: n_rows and n_outputs are their number. */
+static __global__ void __launch_bounds__(COPY_THREADS)
+    gather_kernel(float *out_x, float *out_attn, uint32_t *tail_counts, const float *x, const qkc_bf16 *attn,
+        uint32_t hidden, uint32_t q_dim, qkc_plan plan)
+{
+    qkc_pdl_trigger();
+    qkc_pdl_wait();
+    const uint32_t i = blockIdx.x, n_outputs = plan.counts[3];
+    if (i == 0)
+        for (uint32_t b = threadIdx.x; b * QKC_SMALL_ROWS < n_outputs; b += COPY_THREADS) {
+            const uint32_t n = min(n_outputs - b * QKC_SMALL_ROWS, QKC_SMALL_ROWS);
+            *(uint4 *)(tail_counts + 4 * b) = make_uint4(n, plan.counts[1], plan.counts[2], n);
+        }
+    if (i >= n_outputs)
+        return;
+    const uint32_t row = plan.outputs[i].row;
+    const float4 *from = (const float4 *)(x + (size_t)row * hidden);
+    float4 *to = (float4 *)(out_x + (size_t)i * hidden);
+    for (uint32_t v = threadIdx.x; v < hidden / 4; v += COPY_THREADS)
+        to[v] = from[v];
+    const uint2 *halves = (const uint2 *)(attn + (size_t)row * q_dim);
+    float4 *wide = (float4 *)(out_attn + (size_t)i * q_dim);
+    for (uint32_t v = threadIdx.x; v < q_dim / 4; v += COPY_THREADS) {
+        const uint2 h = halves[v];
+        wide[v] = make_float4(__uint_as_float(h.x << 16), __uint_as_float(h.x & 0xffff0000u),
+            __uint_as_float(h.y << 16), __uint_as_float(h.y & 0xffff0000u));
+    }
+}
+
+static __global__ void latch_kernel(qkc_plan plan, const volatile uint32_t *cancel)
+{
+    qkc_pdl_trigger();
+    const uint32_t asked = *cancel;
+    qkc_pdl_wait();
+    if (asked != 0 && *plan.state == QK_OK)
+        *plan.state = QK_CANCELLED;
+}
+
+/* For passes without outputs, which have no sampler to do it. */
+static __global__ void report_kernel(qkc_plan plan, volatile uint32_t *status)
+{
+    qkc_pdl_trigger();
+    qkc_pdl_wait();
+    *status = *plan.state;
+    __threadfence_system();
+}
+
+/* ---- A pass's way -------------------------------------------------------------------------------------------- */
+
+/* Where the launching stands; after the first failure nothing more is launched. */
+typedef struct {
+    const qkc_pass *pass;
+    qkc_context *ctx;
+    qkc_step *step;
+    const qkc_launch *launch;
+    const qkc_model *model;
+    const qk_shape *shape;
+    uint32_t layer;
+    qk_status status;
+} way;
+
+static bool ok(way *w, const char *what, cudaError_t code)
+{
+    if (code == cudaSuccess)
+        return true;
+    w->status = qkc_fail((qkc_backend *)w->ctx->head.backend, QK_UNSUPPORTED, code,
+        "step: launching %s of layer %u for %u rows", what, w->layer, w->pass->n_rows);
+    return false;
+}
+
+static bool is_last(const way *w)
+{
+    return w->layer + 1 == w->shape->n_layers;
+}
+
+static qkc_host_plan host_plan(const qkc_step *step)
+{
+    qkc_host_plan from = {};
+    from.counts = step->counts;
+    from.tokens = step->plan.tokens;
+    from.seqs = step->plan.seqs;
+    from.pages = step->plan.pages;
+    from.outputs = step->plan.outputs;
+    from.cancel = step->cancel;
+    return from;
+}
+
+/* Not a programmatic launch: the step before may be reading the plan until its very end. */
+static bool prepare(way *w)
+{
+    qkc_launch launch = *w->launch;
+    launch.pdl = false;
+    qkc_prepare_args a = {};
+    a.from = host_plan(w->step);
+    a.to = w->ctx->plan;
+    a.slots = w->ctx->slots;
+    a.embed = w->model->embed;
+    a.x = w->ctx->x;
+    a.inv_freq = w->model->inv_freq;
+    a.rope_factor = w->shape->rope_factor;
+    a.head_dim = w->shape->head_dim;
+    a.hidden = w->shape->hidden;
+    a.rows_max = w->pass->n_rows;
+    return ok(w, "prepare", qkc_prepare(&launch, &a));
+}
+
+static bool report(way *w)
+{
+    return ok(w, "report",
+        qkc_start(w->launch, report_kernel, dim3(1), dim3(1), 0, w->ctx->plan,
+            (volatile uint32_t *)w->step->status_word));
+}
+
+static bool sample(way *w)
+{
+    qkc_sample_args a = {};
+    a.logits = w->ctx->logits;
+    a.vocab = w->shape->vocab;
+    a.outputs_max = w->pass->n_outputs;
+    a.plan = w->ctx->plan;
+    a.slots = w->ctx->slots;
+    a.history = w->ctx->history;
+    a.results = w->step->results;
+    a.status = w->step->status_word;
+    a.workspace = w->ctx->sample_workspace;
+    return ok(w, "sample", qkc_sample(w->launch, &a));
+}
+
+/* ---- Few rows ------------------------------------------------------------------------------------------------ */
+
+/* The rows that linear layers work on: those of the pass, or a block of the outputs of many. */
+typedef struct {
+    float *x;    /* [n_max, hidden] */
+    float *attn; /* [n_max, q_dim] */
+    uint32_t n_max;
+    qkc_plan plan;
+} small_rows;
+
+static qkc_linear_args linear_args(const way *w, const small_rows *r)
+{
+    qkc_linear_args a = {};
+    a.eps = w->shape->rms_eps;
+    a.rows_max = r->n_max;
+    a.plan = r->plan;
+    return a;
+}
+
+/* From the attention's output to the layer's end. */
+static bool small_rest(way *w, const small_rows *r)
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
+    const uint32_t hidden = w->shape->hidden, ffn = w->shape->ffn;
+    qkc_linear_args o = linear_args(w, r);
+    o.w = layer->o, o.x = r->attn, o.y = r->x;
+    o.n_out = hidden, o.n_in = w->ctx->q_dim, o.then = QKC_ADD;
+    qkc_linear_args up = linear_args(w, r);
+    up.w = layer->gate_up, up.x = r->x, up.norm = layer->ffn_norm, up.y = w->ctx->small_act;
+    up.n_out = ffn, up.n_in = hidden, up.then = QKC_SILU_MUL;
+    qkc_linear_args down = linear_args(w, r);
+    down.w = layer->down, down.x = w->ctx->small_act, down.y = r->x;
+    down.n_out = hidden, down.n_in = ffn, down.then = QKC_ADD;
+    return ok(w, "O", qkc_linear(w->launch, &o)) && ok(w, "gate and up", qkc_linear(w->launch, &up)) &&
+           ok(w, "down", qkc_linear(w->launch, &down));
+}
+
+static bool lm_head(way *w, const small_rows *r, bool gather, float *logits)
+{
+    qkc_linear_args a = linear_args(w, r);
+    a.w = w->model->lm_head, a.x = r->x, a.norm = w->model->final_norm, a.y = logits;
+    a.n_out = w->shape->vocab, a.n_in = w->shape->hidden, a.then = QKC_STORE;
+    a.gather = gather;
+    return ok(w, "lm_head", qkc_linear(w->launch, &a));
+}
+
+static bool small_qkv(way *w, const small_rows *r)
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
+    qkc_linear_args a = linear_args(w, r);
+    a.w = layer->qkv, a.x = r->x, a.norm = layer->attn_norm, a.y = w->ctx->small_qkv;
+    a.n_out = w->ctx->qkv_dim, a.n_in = w->shape->hidden, a.then = QKC_STORE;
+    return ok(w, "QKV", qkc_linear(w->launch, &a));
+}
+
+static bool attend_decode(way *w)
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
+    qkc_attend_decode_args a = {};
+    a.qkv = w->ctx->small_qkv;
+    a.out = w->ctx->small_attn;
+    a.q_norm = layer->q_norm, a.k_norm = layer->k_norm;
+    a.eps = w->shape->rms_eps;
+    a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
+    a.layer = w->layer;
+    a.rows_max = w->pass->n_rows;
+    a.layout = w->ctx->head.params.layout;
+    a.plan = w->ctx->plan;
+    a.workspace = w->ctx->decode_workspace;
+    a.cancel = w->step->cancel;
+    return ok(w, "attention", qkc_attend_decode(w->launch, &a));
+}
+
+/* ---- Attention of any rows ----------------------------------------------------------------------------------- */
+
+static bool heads(way *w)
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
+    const bool many = w->pass->kind == QKC_PASS_MANY;
+    qkc_heads_args a = {};
+    a.qkv_f32 = many ? NULL : w->ctx->small_qkv;
+    a.qkv_bf16 = many ? w->ctx->qkv : NULL;
+    a.q = w->ctx->q;
+    a.q_norm = layer->q_norm, a.k_norm = layer->k_norm;
+    a.eps = w->shape->rms_eps;
+    a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
+    a.layer = w->layer;
+    a.rows_max = w->pass->n_rows;
+    a.layout = w->ctx->head.params.layout;
+    a.plan = w->ctx->plan;
+    return ok(w, "heads", qkc_heads(w->launch, &a));
+}
+
+static bool attend(way *w)
+{
+    const bool many = w->pass->kind == QKC_PASS_MANY;
+    qkc_attend_prefill_args a = {};
+    a.q = w->ctx->q;
+    a.out_bf16 = many ? w->ctx->attn : NULL;
+    a.out_f32 = many ? NULL : w->ctx->small_attn;
+    a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
+    a.layer = w->layer;
+    a.layout = w->ctx->head.params.layout;
+    a.plan = w->ctx->plan;
+    a.tiles = w->ctx->tiles, a.n_tiles = w->pass->tiling.n_tiles;
+    a.merges = w->ctx->merges, a.n_merges = w->pass->tiling.n_merges;
+    a.parts_out = w->ctx->parts_out, a.parts_lse = w->ctx->parts_lse;
+    return ok(w, "attention", qkc_attend_prefill(w->launch, &a));
+}
+
+/* ---- Passes of few rows -------------------------------------------------------------------------------------- */
+
+static bool few_layer(way *w, const small_rows *r)
+{
+    const bool ends_here = is_last(w) && w->pass->n_outputs == 0;
+    if (!small_qkv(w, r))
+        return false;
+    if (w->pass->kind == QKC_PASS_DECODE) /* writes keys and values too */
+        return attend_decode(w) && (ends_here || small_rest(w, r));
+    if (!heads(w))
+        return false;
+    return ends_here || (attend(w) && small_rest(w, r));
+}
+
+static bool few_pass(way *w)
+{
+    small_rows r = {w->ctx->x, w->ctx->small_attn, w->pass->n_rows, w->ctx->plan};
+    for (w->layer = 0; w->layer < w->shape->n_layers; w->layer++) {
+        if (w->pass->kind == QKC_PASS_FEW && w->layer % LATCH_LAYERS == 0 &&
+            !ok(w, "cancel",
+                qkc_start(w->launch, latch_kernel, dim3(1), dim3(1), 0, w->ctx->plan,
+                    (const volatile uint32_t *)w->step->cancel)))
+            return false;
+        if (!few_layer(w, &r))
+            return false;
+    }
+    if (w->pass->n_outputs == 0)
+        return report(w);
+    r.n_max = w->pass->n_outputs;
+    return lm_head(w, &r, true, w->ctx->logits) && sample(w);
+}
+
+/* ---- Many rows ----------------------------------------------------------------------------------------------- */
+
+static uint32_t round_rows(uint32_t n)
+{
+    return (n + QKC_GEMM_ROWS_UNIT - 1) / QKC_GEMM_ROWS_UNIT * QKC_GEMM_ROWS_UNIT;
+}
+
+/* Rows of each of the fewest blocks of at most @max rows, about equal, a multiple of the unit as @max is. */
+static uint32_t block_rows(uint32_t n, uint32_t max)
+{
+    const uint32_t n_blocks = (n + max - 1) / max;
+    return round_rows((n + n_blocks - 1) / n_blocks);
+}
+
+static bool product(way *w, const qkc_bf16 *weight, const qkc_bf16 *x, void *y, uint32_t n_rows,
+    uint32_t n_out, uint32_t n_in, bool add)
+{
+    qkc_gemm_args a = {};
+    a.x = x, a.w = weight, a.y = y;
+    a.y_dtype = add ? QK_F32 : QK_BF16;
+    a.n_rows = n_rows, a.n_out = n_out, a.n_in = n_in;
+    a.add = add;
+    w->status = qkc_gemm_run(w->ctx->gemm, w->launch->stream, w->ctx->gemm_workspace, &a);
+    return w->status == QK_OK;
+}
+
+static bool many_norm(way *w, const float *weight, const uint32_t *cancel)
+{
+    return ok(w, "norm",
+        qkc_rms_norm(w->launch, w->ctx->norm, w->ctx->x, weight, w->shape->rms_eps, w->shape->hidden,
+            round_rows(w->pass->n_rows), w->ctx->plan, false, cancel));
+}
+
+/* Gate,up and SiLU in blocks that mostly stay in the level 2 cache; down in larger ones, for it has few columns. */
+static bool many_ffn(way *w)
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
+    qkc_context *ctx = w->ctx;
+    const uint32_t hidden = w->shape->hidden, ffn = w->shape->ffn, n = w->pass->n_rows;
+    const uint32_t outer = block_rows(n, ctx->down_max);
+    for (uint32_t at = 0; at < n; at += outer) {
+        const uint32_t n_down = n - at < outer ? n - at : outer;
+        const uint32_t inner = block_rows(n_down, ctx->up_max);
+        for (uint32_t row = 0; row < n_down; row += inner) {
+            const uint32_t n_up = n_down - row < inner ? n_down - row : inner;
+            if (!product(w, layer->gate_up, ctx->norm + (size_t)(at + row) * hidden, ctx->gate_up, n_up,
+                    2 * ffn, hidden, false) ||
+                !ok(w, "SiLU",
+                    qkc_silu_mul(
+                        w->launch, ctx->act + (size_t)row * ffn, ctx->gate_up, ffn, n_up, ctx->plan)))
+                return false;
+        }
+        if (!product(w, layer->down, ctx->act, ctx->x + (size_t)at * hidden, n_down, hidden, ffn, true))
+            return false;
+    }
+    return true;
+}
+
+/* The last layer's rest and lm_head for the output rows, 64 at a time. */
+static bool many_outputs(way *w)
+{
+    qkc_context *ctx = w->ctx;
+    const uint32_t n = w->pass->n_outputs, hidden = w->shape->hidden;
+    if (!ok(w, "gather",
+            qkc_start(w->launch, gather_kernel, dim3(n), dim3(COPY_THREADS), 0, ctx->out_x, ctx->out_attn,
+                ctx->tail_counts, (const float *)ctx->x, (const qkc_bf16 *)ctx->attn, hidden, ctx->q_dim,
+                ctx->plan)))
+        return false;
+    for (uint32_t at = 0; at < n; at += QKC_SMALL_ROWS) {
+        small_rows r = {ctx->out_x + (size_t)at * hidden, ctx->out_attn + (size_t)at * ctx->q_dim,
+            n - at < ctx->small_max ? n - at : ctx->small_max, ctx->plan};
+        r.plan.counts = ctx->tail_counts + at / QKC_SMALL_ROWS * 4;
+        r.plan.outputs += at;
+        if (!small_rest(w, &r) || !lm_head(w, &r, false, ctx->logits + (size_t)at * w->shape->vocab))
+            return false;
+    }
+    return sample(w);
+}
+
+static bool many_pass(way *w)
+{
+    qkc_context *ctx = w->ctx;
+    const uint32_t hidden = w->shape->hidden, n = w->pass->n_rows;
+    for (w->layer = 0; w->layer < w->shape->n_layers; w->layer++) {
+        const qkc_layer *layer = &w->model->layers[w->layer];
+        if (!many_norm(w, layer->attn_norm, w->step->cancel) ||
+            !product(w, layer->qkv, ctx->norm, ctx->qkv, n, ctx->qkv_dim, hidden, false) || !heads(w))
+            return false;
+        if (is_last(w))
+            return w->pass->n_outputs == 0 ? report(w) : attend(w) && many_outputs(w);
+        if (!attend(w) || !product(w, layer->o, ctx->attn, ctx->x, n, hidden, ctx->q_dim, true) ||
+            !many_norm(w, layer->ffn_norm, NULL) || !many_ffn(w))
+            return false;
+    }
+    return true;
+}
+
+qk_status qkc_layers(const qkc_pass *pass)
+{
+    way w = {};
+    w.pass = pass;
+    w.ctx = pass->context;
+    w.step = pass->step;
+    w.launch = &pass->launch;
+    w.model = (const qkc_model *)pass->context->head.model;
+    w.shape = &w.model->head.shape;
+    if (prepare(&w) && (pass->kind == QKC_PASS_MANY ? many_pass(&w) : few_pass(&w)))
+        return QK_OK;
+    return w.status;
+}
