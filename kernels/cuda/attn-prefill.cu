@@ -362,16 +362,17 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
     if (*a.plan.state != QK_OK)
         return;
 
-    const qkc_tile tile = a.tiles[blockIdx.x / a.n_kv_heads];
+    const qkc_tile &tile = a.tiles[blockIdx.x / a.n_kv_heads];
+    const uint32_t key_begin = tile.key_begin, key_end = tile.key_end;
     const qk_seq *seq = &a.plan.seqs[tile.seq];
     const uint64_t *pages = a.plan.pages + seq->page_begin;
     const uint32_t kv_head = blockIdx.x % a.n_kv_heads, n_q = a.n_heads / a.n_kv_heads;
     const uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const uint32_t position = seq->start + (tile.row - seq->row_begin); /* of the tile's first row */
-    const int n_keys = (int)(tile.key_end - tile.key_begin);
+    const int n_keys = (int)(key_end - key_begin);
     const int n_blocks = (n_keys + BLOCK_KEYS - 1) / BLOCK_KEYS;
     /* Blocks before this one are seen whole by every row. */
-    const int n_whole = ((int)min(position + 1, tile.key_end) - (int)tile.key_begin) / BLOCK_KEYS;
+    const int n_whole = ((int)min(position + 1, key_end) - (int)key_begin) / BLOCK_KEYS;
     const uint32_t first_row = warp * 16 * M;
     const bool has_rows = first_row < tile.n_rows * n_q;
 
@@ -385,9 +386,8 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
 
     const uint64_t offset = a.layer * a.layout.layer_stride + kv_head * a.layout.head_stride;
     auto page_of = [&](int block) {
-        const uint32_t key = tile.key_begin + block * BLOCK_KEYS + lane % 4 * QK_PAGE_TOKENS;
-        return block >= 0 && key < tile.key_end ? pages[key / QK_PAGE_TOKENS] + offset
-                                                : (uint64_t)(uintptr_t)a.q;
+        const uint32_t key = key_begin + block * BLOCK_KEYS + lane % 4 * QK_PAGE_TOKENS;
+        return block >= 0 && key < key_end ? pages[key / QK_PAGE_TOKENS] + offset : (uint64_t)(uintptr_t)a.q;
     };
     auto copy = [&](uint32_t slot, uint64_t page, int block) {
         if (block >= 0)
@@ -424,27 +424,26 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
 
 #pragma unroll 1
     for (int block = n_blocks - 1; block >= 0; block--) {
-        const uint64_t page_after = page_of(block - 2);
         copy_wait<1>();
         __syncthreads();
         copy(free_slot, page, block - 1);
         if (has_rows) {
             compute_scores<DIM, M>(r, q_at, k_slot + at_keys);
             if (block >= n_whole)
-                mask_scores<DIM, M>(r, tile.key_begin + block * BLOCK_KEYS, first_row + lane / 4, n_q,
-                    position, tile.key_end, lane);
+                mask_scores<DIM, M>(
+                    r, key_begin + block * BLOCK_KEYS, first_row + lane / 4, n_q, position, key_end, lane);
             soften<DIM, M>(r, scale_log2);
         }
         copy_wait<1>();
         __syncthreads();
         copy(k_slot, page + a.layout.v_offset, block - 1);
+        page = page_of(block - 2);
         if (has_rows)
             compute_output<DIM, M>(r, v_slot + at_rows);
         const uint32_t used = v_slot;
         v_slot = k_slot;
         k_slot = free_slot;
         free_slot = used;
-        page = page_after;
     }
 
     if (!has_rows)
