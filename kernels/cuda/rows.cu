@@ -7,7 +7,9 @@
  *  2. qkc_prepare(): plan.state is written once, by the block that looks at all rows. No block reads it. So the order
  *     in which blocks run does not matter, and the state of the step before cannot leak.
  *  3. Rows from the plan's count on are not read; only qkc_rms_norm() writes them (zeros).
- *  4. An element is summed in an order given by the launch's shape alone.
+ *  4. What another kernel of the step writes is read by plain loads through pointers without __restrict__: the compiler
+ *     could move others above qkc_pdl_wait(). Weights go through __ldg().
+ *  5. An element is summed in an order given by the launch's shape alone.
  *
  * Bytes and floor, H200 at 4.1 TB/s, hidden 2560, 32 + 2 * 8 heads of 128, ffn 9728:
  *   prepare   1 row: 5 KB of embedding; latency bound: PCIe read, slot, embedding row: about 4 us
@@ -281,8 +283,8 @@ static __device__ __forceinline__ uint2 scale_vector(float4 v, float scale, floa
 
 /* One row. N: vectors of 4 floats that each thread keeps, NORM_THREADS apart; 0: x is read twice. */
 template <uint32_t N>
-static __device__ __forceinline__ void norm_row(uint2 *__restrict__ out, const float4 *__restrict__ x,
-    const float4 *__restrict__ w, float eps, uint32_t hidden)
+static __device__ __forceinline__ void norm_row(
+    uint2 *out, const float4 *x, const float4 *w, float eps, uint32_t hidden)
 {
     __shared__ float warp_sums[NORM_THREADS / QKC_WARP];
     const uint32_t t = threadIdx.x, n_vectors = hidden / 4;
@@ -302,22 +304,22 @@ static __device__ __forceinline__ void norm_row(uint2 *__restrict__ out, const f
         for (uint32_t i = 0; i < N; i++) {
             const uint32_t at = t + i * NORM_THREADS;
             if (at < n_vectors)
-                out[at] = scale_vector(v[i], scale, w[at]);
+                out[at] = scale_vector(v[i], scale, __ldg(w + at));
         }
     } else {
         for (uint32_t at = t; at < n_vectors; at += NORM_THREADS)
             sum += sum_squares(x[at]);
         const float scale = rsqrtf(block_sum(sum, warp_sums) / (float)hidden + eps);
         for (uint32_t at = t; at < n_vectors; at += NORM_THREADS)
-            out[at] = scale_vector(x[at], scale, w[at]);
+            out[at] = scale_vector(x[at], scale, __ldg(w + at));
     }
 }
 
 /* A block is a row. The look at @cancel goes over PCIe: it is begun first and used last. */
 template <uint32_t N>
 static __global__ void __launch_bounds__(NORM_THREADS)
-    rms_norm_kernel(qkc_bf16 *__restrict__ out, const float *__restrict__ x, const float *__restrict__ weight,
-        float eps, uint32_t hidden, qkc_plan plan, bool gather, const volatile uint32_t *cancel)
+    rms_norm_kernel(qkc_bf16 *out, const float *x, const float *weight, float eps, uint32_t hidden,
+        qkc_plan plan, bool gather, const volatile uint32_t *cancel)
 {
     const uint32_t r = blockIdx.x;
     uint32_t asked = 0;
@@ -359,9 +361,70 @@ cudaError_t qkc_rms_norm(const qkc_launch *launch, qkc_bf16 *out, const float *x
 
 /* ---- Heads --------------------------------------------------------------------------------------------------- */
 
+/* Eight elements as they lie in memory; of bf16 the first half is used. */
+typedef struct {
+    uint4 low, high;
+} raw8;
+
+template <bool BF16> static __device__ __forceinline__ raw8 load_raw8(const qkc_heads_args &a, size_t at)
+{
+    raw8 raw = {};
+    if (BF16) {
+        raw.low = *(const uint4 *)(a.qkv_bf16 + at);
+    } else {
+        raw.low = *(const uint4 *)(a.qkv_f32 + at);
+        raw.high = *(const uint4 *)(a.qkv_f32 + at + 4);
+    }
+    return raw;
+}
+
+template <bool BF16> static __device__ __forceinline__ void floats_of(float out[8], const raw8 &raw)
+{
+    if (BF16) {
+        unpack8(out, raw.low);
+    } else {
+        out[0] = __uint_as_float(raw.low.x), out[1] = __uint_as_float(raw.low.y);
+        out[2] = __uint_as_float(raw.low.z), out[3] = __uint_as_float(raw.low.w);
+        out[4] = __uint_as_float(raw.high.x), out[5] = __uint_as_float(raw.high.y);
+        out[6] = __uint_as_float(raw.high.z), out[7] = __uint_as_float(raw.high.w);
+    }
+}
+
+/* Norm and rotation of a head by the LANES that hold it. */
+template <uint32_t LANES>
+static __device__ __forceinline__ void turn_head(
+    float out[8], const float v[8], const float *norm, float eps, const float cosine[8], const float sine[8])
+{
+    const float4 w_low = __ldg((const float4 *)norm), w_high = __ldg((const float4 *)norm + 1);
+    const float w[8] = {w_low.x, w_low.y, w_low.z, w_low.w, w_high.x, w_high.y, w_high.z, w_high.w};
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum += v[i] * v[i];
+#pragma unroll
+    for (uint32_t delta = LANES / 2; delta > 0; delta /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, delta);
+    const float scale = rsqrtf(sum / (float)(8 * LANES) + eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float normed = v[i] * scale * w[i];
+        const float partner = __shfl_xor_sync(0xffffffffu, normed, LANES / 2);
+        out[i] = normed * cosine[i] + partner * sine[i];
+    }
+}
+
+/* Where the row's key of kv head 0 goes. */
+static __device__ __forceinline__ uint64_t key_address(const qkc_heads_args &a, uint32_t row)
+{
+    const uint32_t position = a.plan.position[row];
+    const qk_seq *seq = &a.plan.seqs[a.plan.row_seq[row]];
+    return a.plan.pages[seq->page_begin + position / QK_PAGE_TOKENS] + a.layer * a.layout.layer_stride +
+           position % QK_PAGE_TOKENS * (uint64_t)a.layout.token_stride;
+}
+
 /* A block is a row; DIM / 8 lanes are a head, each with 8 elements side by side. A lane's elements lie at the same place
  * of every head it works on, so it reads its cosines and sines once. Element d turns with element d +- DIM / 2, which
- * the lane DIM / 16 away holds. */
+ * the lane DIM / 16 away holds. A head is read while the one before it is worked on. */
 template <uint32_t DIM, bool BF16>
 static __global__ void __launch_bounds__(HEADS_THREADS) heads_kernel(const __grid_constant__ qkc_heads_args a)
 {
@@ -372,56 +435,35 @@ static __global__ void __launch_bounds__(HEADS_THREADS) heads_kernel(const __gri
     qkc_pdl_wait();
     if (r >= a.plan.counts[0] || *a.plan.state != QK_OK)
         return;
-    const uint32_t position = a.plan.position[r];
-    const qk_seq *seq = &a.plan.seqs[a.plan.row_seq[r]];
-    const uint64_t page = a.plan.pages[seq->page_begin + position / QK_PAGE_TOKENS] +
-                          a.layer * a.layout.layer_stride +
-                          position % QK_PAGE_TOKENS * (uint64_t)a.layout.token_stride + at * sizeof(qkc_bf16);
-    const float *cos_sin = a.plan.cos_sin + (size_t)r * DIM;
+    uint32_t h = threadIdx.x / LANES;
+    const size_t row_at = (size_t)r * n_all * DIM + at;
+    raw8 next = {};
+    if (h < n_all)
+        next = load_raw8<BF16>(a, row_at + h * DIM);
     float cosine[8], sine[8];
-    load8(cosine, cos_sin + at % HALF);
-    load8(sine, cos_sin + HALF + at % HALF);
+    load8(cosine, a.plan.cos_sin + (size_t)r * DIM + at % HALF);
+    load8(sine, a.plan.cos_sin + (size_t)r * DIM + HALF + at % HALF);
     if (at < HALF) /* the low half: x cos - partner sin; the high half: x cos + partner sin */
 #pragma unroll
         for (int i = 0; i < 8; i++)
             sine[i] = -sine[i];
+    const uint64_t key_to = key_address(a, r) + at * sizeof(qkc_bf16);
 
     /* All lanes of a warp stay in the loop: shuffles take every lane of a head, and heads share warps. */
     const uint32_t n_rounds = (n_all + STRIDE - 1) / STRIDE;
-#pragma unroll 2
-    for (uint32_t round = 0; round < n_rounds; round++) {
-        const uint32_t h = round * STRIDE + threadIdx.x / LANES;
-        const bool is_head = h < n_all, is_v = h >= n_qk, is_k = !is_v && h >= a.n_heads;
-        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (is_head) {
-            const size_t from = ((size_t)r * n_all + h) * DIM + at;
-            if (BF16)
-                unpack8(v, *(const uint4 *)(a.qkv_bf16 + from));
-            else
-                load8(v, a.qkv_f32 + from);
-        }
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            sum += v[i] * v[i];
-#pragma unroll
-        for (uint32_t delta = LANES / 2; delta > 0; delta /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, delta);
-        const float scale = rsqrtf(sum / (float)DIM + a.eps);
-        float w[8], turned[8];
-        load8(w, (is_k ? a.k_norm : a.q_norm) + at);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float normed = v[i] * scale * w[i];
-            const float partner = __shfl_xor_sync(0xffffffffu, normed, LANES / 2);
-            turned[i] = normed * cosine[i] + partner * sine[i];
-        }
-        if (!is_head)
+    for (uint32_t round = 0; round < n_rounds; round++, h += STRIDE) {
+        const bool is_v = h >= n_qk, is_k = !is_v && h >= a.n_heads;
+        float v[8], turned[8];
+        floats_of<BF16>(v, next);
+        if (h + STRIDE < n_all)
+            next = load_raw8<BF16>(a, row_at + (h + STRIDE) * DIM);
+        turn_head<LANES>(turned, v, (is_k ? a.k_norm : a.q_norm) + at, a.eps, cosine, sine);
+        if (h >= n_all)
             continue;
         if (is_v)
-            *(uint4 *)(page + (h - n_qk) * a.layout.head_stride + a.layout.v_offset) = pack8(v);
+            *(uint4 *)(key_to + (h - n_qk) * a.layout.head_stride + a.layout.v_offset) = pack8(v);
         else if (is_k)
-            *(uint4 *)(page + (h - a.n_heads) * a.layout.head_stride) = pack8(turned);
+            *(uint4 *)(key_to + (h - a.n_heads) * a.layout.head_stride) = pack8(turned);
         else
             *(uint4 *)(a.q + ((size_t)r * a.n_heads + h) * DIM + at) = pack8(turned);
     }
@@ -454,8 +496,8 @@ static __device__ __forceinline__ float silu_mul(float g, float u)
 }
 
 /* Vectors of 8 of all rows, one after the other; a block takes SILU_THREADS * SILU_VECTORS of them. */
-static __global__ void __launch_bounds__(SILU_THREADS) silu_mul_kernel(
-    qkc_bf16 *__restrict__ act, const qkc_bf16 *__restrict__ gate_up, uint32_t row_vectors, qkc_plan plan)
+static __global__ void __launch_bounds__(SILU_THREADS)
+    silu_mul_kernel(qkc_bf16 *act, const qkc_bf16 *gate_up, uint32_t row_vectors, qkc_plan plan)
 {
     qkc_pdl_trigger();
     qkc_pdl_wait();

@@ -20,7 +20,8 @@
  *     added in the order of their numbers or by a fixed tree. Lists are in no order; they are ranked by comparing keys.
  *  3. A weight is bit for bit the CPU's: the same float32 operations, none contracted. Sums of weights are float64 in
  *     another order than the CPU's, so a draw can differ where its target lies within rounding of a boundary.
- *  4. Sums of a bin's tail grow with the tail: the same tree adds larger terms. So bands never lose the cut.
+ *  4. A band is measured again by other bins, in another order of sums. Where its mass then falls short of the target
+ *     that it reached before, the lowest bin with any mass, or the last candidate listed, takes the cut.
  *  5. What blocks tell each other lies in two sets of pieces, used in turn: one that a slow block still reads is not
  *     the one that a fast block writes. Pieces are read past the L1 cache.
  *  6. Slots and history change when plan.state is QK_OK, by one thread an output, after all its blocks are through.
@@ -320,13 +321,13 @@ static __device__ double block_scan(shared &sh, double v, double *total)
     return base + before;
 }
 
-/* This block's piece and, with @j, that of the output's block j, for the meeting that comes next. */
+/* This block's piece for the meeting that comes next. */
 static __device__ __forceinline__ piece *own_piece(const work &w)
 {
     return w.pieces + (w.n_meetings % 2) * BLOCKS_MAX + w.rank;
 }
 
-/* The same for the meeting that was. */
+/* The piece of the output's block @j for the meeting that was. */
 static __device__ __forceinline__ const piece *met_piece(const work &w, uint32_t j)
 {
     return w.pieces + ((w.n_meetings - 1) % 2) * BLOCKS_MAX + j;
@@ -508,10 +509,11 @@ static __device__ void measure_part(const work &w, shared &sh, const band &b, bo
         sh.n_listed = 0;
     __syncthreads();
     for_quads(w, w.begin, w.end, threadIdx.x, THREADS, [&](uint32_t i, uint32_t n, const quad &q) {
-        for (uint32_t j = 0; j < n; j++) {
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
             const float z = penalised(w, q, j);
             const uint64_t key = rank_key(w, z, i + j);
-            if (key < b.lo || key > b.hi)
+            if (j >= n || key < b.lo || key > b.hi)
                 continue;
             uint32_t at = key < sh.edge[8] ? 8 : 0;
             at += key < sh.edge[at + 4] ? 4 : 0;
@@ -705,8 +707,10 @@ static __device__ void weigh_parts(const work &w)
     const uint32_t begin = min(w.end, w.begin + warp * w.warp_len), end = min(w.end, begin + w.warp_len);
     double sum = 0;
     for_quads(w, begin, end, lane, QKC_WARP, [&](uint32_t i, uint32_t n, const quad &q) {
-        for (uint32_t j = 0; j < n; j++)
-            sum += (double)kept_weight(w, penalised(w, q, j), i + j);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            if (j < n)
+                sum += (double)kept_weight(w, penalised(w, q, j), i + j);
     });
     sum = warp_sum(sum);
     if (lane == 0)
