@@ -1,1 +1,544 @@
+/* rows.cu: what touches one row at a time: the head of a step (plan, embedding, RoPE tables), RMSNorm into bf16, norm
+ * and rotation of heads with the write of keys and values, SiLU times up.
+ *
+ * Invariants
+ *  1. Host memory is read with ld.volatile (never cached) and each word by as few dependent reads as can be: a read
+ *     over PCIe takes about a microsecond, many at once hardly more.
+ *  2. qkc_prepare(): plan.state is written once, by the block that looks at all rows. No block reads it. So the order
+ *     in which blocks run does not matter, and the state of the step before cannot leak.
+ *  3. Rows from the plan's count on are not read; only qkc_rms_norm() writes them (zeros).
+ *  4. What another kernel of the step writes is read by plain loads through pointers without __restrict__: the compiler
+ *     could move others above qkc_pdl_wait(). Weights go through __ldg().
+ *  5. An element is summed in an order given by the launch's shape alone.
+ *
+ * Bytes and floor, H200 at 4.1 TB/s, hidden 2560, 32 + 2 * 8 heads of 128, ffn 9728:
+ *   prepare   1 row: 5 KB of embedding; latency bound: PCIe read, slot, embedding row: about 4 us
+ *   rms_norm  2048 rows: 21 MB read, 10.5 MB written: 7.7 us
+ *   heads     2048 rows: 25 MB read, 25 MB written: 12.3 us
+ *   silu_mul  2048 rows: 80 MB read, 40 MB written: 29 us */
 #include "kernels/cuda/cuda-ops.h"
+#include <float.h>
+
+#define PREPARE_THREADS     256u
+#define PREPARE_COPY_BLOCKS 16u /* behind the blocks that have rows; the last of them checks the slots */
+#define PREPARE_ROWS_MAX    32u /* of one block */
+#define NORM_THREADS        128u
+#define NORM_VECTORS_MAX    8u /* of 4 floats, kept in registers by each thread */
+#define HEADS_THREADS       256u
+#define SILU_THREADS        256u
+#define SILU_VECTORS        2u /* of 8 elements, for each thread */
+
+static inline uint32_t ceil_div(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- Eight bf16 at a time ------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ void unpack8(float out[8], uint4 v)
+{
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        out[2 * i] = __uint_as_float(w[i] << 16);
+        out[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+    }
+}
+
+static __device__ __forceinline__ uint32_t pack2(float low, float high)
+{
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return (uint32_t)__bfloat16_as_ushort(both.x) | (uint32_t)__bfloat16_as_ushort(both.y) << 16;
+}
+
+static __device__ __forceinline__ uint4 pack8(const float v[8])
+{
+    return make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
+}
+
+static __device__ __forceinline__ void load8(float out[8], const float *p)
+{
+    const float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
+    out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
+    out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+}
+
+/* ---- Prepare ------------------------------------------------------------------------------------------------- */
+
+/* Sequences are whole words of 8 bytes, so that they are copied and read as such. */
+static_assert(sizeof(qk_seq) == 24 && sizeof(qk_output) == 56, "copied by words of 8 bytes");
+
+static __device__ __forceinline__ qk_seq read_seq(const qk_seq *from)
+{
+    const uint2 *words = (const uint2 *)from;
+    const uint2 a = __ldcv(words), b = __ldcv(words + 1);
+    qk_seq seq = {a.x, a.y, b.x, b.y, 0, 0};
+    return seq;
+}
+
+/* Position and sequence of the block's rows [first, first + n), into shared memory. */
+static __device__ void find_rows(const qkc_prepare_args &a, uint4 counts, const qk_seq &seq0, uint32_t first,
+    uint32_t n, uint32_t *position, uint32_t *row_seq)
+{
+    const uint32_t n_seqs = counts.y, t = threadIdx.x;
+    if (n_seqs == 1) {
+        if (t < n) {
+            position[t] = seq0.start + first + t - seq0.row_begin;
+            row_seq[t] = 0;
+        }
+    } else if (n_seqs == counts.x) { /* one row each */
+        if (t < n) {
+            position[t] = read_seq(&a.from.seqs[first + t]).start;
+            row_seq[t] = first + t;
+        }
+    } else {
+        for (uint32_t s = t; s < n_seqs; s += PREPARE_THREADS) {
+            const qk_seq seq = read_seq(&a.from.seqs[s]);
+            const uint32_t begin = max(seq.row_begin, first),
+                           end = min(seq.row_begin + seq.n_rows, first + n);
+            for (uint32_t row = begin; row < end; row++) {
+                position[row - first] = seq.start + row - seq.row_begin;
+                row_seq[row - first] = s;
+            }
+        }
+    }
+}
+
+/* Threads are counted from the end: those that have the fewer embedding vectors come first. */
+static __device__ void write_cos_sin(
+    const qkc_prepare_args &a, uint32_t first, uint32_t n, const uint32_t *position)
+{
+    const uint32_t half = a.head_dim / 2;
+    for (uint32_t i = PREPARE_THREADS - 1 - threadIdx.x; i < n * half; i += PREPARE_THREADS) {
+        const uint32_t row = i / half, d = i % half;
+        double sine, cosine;
+        sincos(__dmul_rn(a.inv_freq[d], (double)position[row]), &sine, &cosine);
+        float *out = a.to.cos_sin + (size_t)(first + row) * a.head_dim;
+        out[d] = (float)__dmul_rn(cosine, (double)a.rope_factor);
+        out[half + d] = (float)__dmul_rn(sine, (double)a.rope_factor);
+    }
+}
+
+static __device__ void write_embeddings(
+    const qkc_prepare_args &a, uint32_t first, uint32_t n, const int32_t *token)
+{
+    const uint32_t n_vectors = a.hidden / 8;
+    for (uint32_t i = threadIdx.x; i < n * n_vectors; i += PREPARE_THREADS) {
+        const uint32_t row = i / n_vectors, v = i % n_vectors;
+        float e[8];
+        unpack8(e, __ldg((const uint4 *)(a.embed + (size_t)token[row] * a.hidden) + v));
+        float4 *x = (float4 *)(a.x + (size_t)(first + row) * a.hidden) + 2 * v;
+        x[0] = make_float4(e[0], e[1], e[2], e[3]);
+        x[1] = make_float4(e[4], e[5], e[6], e[7]);
+    }
+}
+
+static __device__ void prepare_rows(const qkc_prepare_args &a, uint32_t rows_a_block)
+{
+    __shared__ uint4 shared_counts;
+    __shared__ qk_seq shared_seq0;
+    __shared__ uint32_t position[PREPARE_ROWS_MAX], row_seq[PREPARE_ROWS_MAX];
+    __shared__ int32_t token[PREPARE_ROWS_MAX];
+    const uint32_t first = blockIdx.x * rows_a_block, t = threadIdx.x;
+
+    /* One trip over PCIe for all of these: the token is read before it is known whether the plan has the row. */
+    int32_t id = 0;
+    if (t < rows_a_block && first + t < a.rows_max)
+        id = __ldcv(a.from.tokens + first + t);
+    if (t == 32)
+        shared_counts = __ldcv((const uint4 *)a.from.counts);
+    if (t == 64)
+        shared_seq0 = read_seq(a.from.seqs);
+    if (t < PREPARE_ROWS_MAX)
+        position[t] = row_seq[t] = 0;
+    __syncthreads();
+    const uint4 counts = shared_counts;
+    const uint32_t n_rows = min(counts.x, a.rows_max);
+    const uint32_t n = first < n_rows ? min(rows_a_block, n_rows - first) : 0;
+    find_rows(a, counts, shared_seq0, first, n, position, row_seq);
+
+    qkc_pdl_wait();
+    if (t < n) {
+        if (id < 0)
+            id = a.slots[~id];
+        token[t] =
+            max(id, 0); /* an unwritten slot makes the step invalid; the row only has to stay in bounds */
+    }
+    __syncthreads();
+    if (t < n) {
+        a.to.token[first + t] = token[t];
+        a.to.position[first + t] = position[t];
+        a.to.row_seq[first + t] = row_seq[t];
+    }
+    write_embeddings(a, first, n, token);
+    write_cos_sin(a, first, n, position);
+}
+
+/* Copies @n words of 8 bytes, by all threads of the copying blocks; @at: this thread among the @n_threads. */
+static __device__ void copy_words(void *to, const void *from, size_t n, size_t at, size_t n_threads)
+{
+    const uint4 *src = (const uint4 *)from;
+    uint4 *dst = (uint4 *)to;
+    const size_t n_pairs = n / 2;
+    size_t i = at;
+    for (; i + 3 * n_threads < n_pairs; i += 4 * n_threads) {
+        uint4 v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            v[j] = __ldcv(src + i + j * n_threads);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            dst[i + j * n_threads] = v[j];
+    }
+    for (; i < n_pairs; i += n_threads)
+        dst[i] = __ldcv(src + i);
+    if (n % 2 != 0 && at == n_threads - 1)
+        ((uint2 *)to)[n - 1] = __ldcv((const uint2 *)from + n - 1);
+}
+
+static __device__ void prepare_copies(const qkc_prepare_args &a, uint32_t block, uint32_t n_blocks)
+{
+    __shared__ uint4 shared_counts;
+    if (threadIdx.x == 0)
+        shared_counts = __ldcv((const uint4 *)a.from.counts);
+    __syncthreads();
+    const uint4 counts = shared_counts;
+    const size_t at = (size_t)block * PREPARE_THREADS + threadIdx.x,
+                 n_threads = (size_t)n_blocks * PREPARE_THREADS;
+
+    qkc_pdl_wait();
+    copy_words(a.to.seqs, a.from.seqs, (size_t)counts.y * (sizeof(qk_seq) / 8), at, n_threads);
+    copy_words(a.to.outputs, a.from.outputs, (size_t)counts.w * (sizeof(qk_output) / 8), at, n_threads);
+    copy_words(a.to.pages, a.from.pages, counts.z, at, n_threads);
+    if (block + 1 < n_blocks)
+        return;
+
+    int bad = 0;
+    for (uint32_t row = threadIdx.x; row < min(counts.x, a.rows_max); row += PREPARE_THREADS) {
+        const int32_t id = __ldcv(a.from.tokens + row);
+        if (id < 0)
+            bad |= a.slots[~id] < 0;
+    }
+    bad = __syncthreads_or(bad);
+    if (threadIdx.x == 0) {
+        *(uint4 *)a.to.counts = counts;
+        *a.to.state = bad ? QK_INVALID : QK_OK;
+    }
+}
+
+static __global__ void __launch_bounds__(PREPARE_THREADS)
+    prepare_kernel(const __grid_constant__ qkc_prepare_args a, uint32_t rows_a_block, uint32_t n_row_blocks)
+{
+    qkc_pdl_trigger();
+    if (blockIdx.x < n_row_blocks)
+        prepare_rows(a, rows_a_block);
+    else
+        prepare_copies(a, blockIdx.x - n_row_blocks, gridDim.x - n_row_blocks);
+}
+
+cudaError_t qkc_prepare(const qkc_launch *launch, const qkc_prepare_args *args)
+{
+    const qkc_host_plan *from = &args->from;
+    const qkc_plan *to = &args->to;
+    const uintptr_t bits = (uintptr_t)from->counts | (uintptr_t)from->seqs | (uintptr_t)from->pages |
+                           (uintptr_t)from->outputs | (uintptr_t)to->counts | (uintptr_t)to->seqs |
+                           (uintptr_t)to->pages | (uintptr_t)to->outputs;
+    if (bits % 16 != 0 || args->hidden % 8 != 0)
+        return cudaErrorInvalidValue;
+    /* Two blocks a multiprocessor, each with as many rows as it takes. */
+    const uint32_t wanted = ceil_div(args->rows_max, 2 * (uint32_t)launch->n_sms);
+    const uint32_t rows_a_block = wanted == 0 ? 1 : wanted < PREPARE_ROWS_MAX ? wanted : PREPARE_ROWS_MAX;
+    const uint32_t n_row_blocks = ceil_div(args->rows_max, rows_a_block);
+    return qkc_start(launch, prepare_kernel, dim3(n_row_blocks + PREPARE_COPY_BLOCKS), dim3(PREPARE_THREADS),
+        0, *args, rows_a_block, n_row_blocks);
+}
+
+/* ---- RMSNorm ------------------------------------------------------------------------------------------------- */
+
+/* The sum over the block's threads, the same in each; @warp_sums: a float for each warp, used once. */
+static __device__ __forceinline__ float block_sum(float sum, float *warp_sums)
+{
+    for (int delta = 16; delta > 0; delta /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, delta);
+    if (threadIdx.x % QKC_WARP == 0)
+        warp_sums[threadIdx.x / QKC_WARP] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < NORM_THREADS / QKC_WARP; w++)
+        sum += warp_sums[w];
+    return sum;
+}
+
+static __device__ __forceinline__ float sum_squares(float4 v)
+{
+    return v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+}
+
+static __device__ __forceinline__ uint2 scale_vector(float4 v, float scale, float4 w)
+{
+    return make_uint2(
+        pack2(v.x * scale * w.x, v.y * scale * w.y), pack2(v.z * scale * w.z, v.w * scale * w.w));
+}
+
+/* One row. N: vectors of 4 floats that each thread keeps, NORM_THREADS apart; 0: x is read twice. */
+template <uint32_t N>
+static __device__ __forceinline__ void norm_row(
+    uint2 *out, const float4 *x, const float4 *w, float eps, uint32_t hidden)
+{
+    __shared__ float warp_sums[NORM_THREADS / QKC_WARP];
+    const uint32_t t = threadIdx.x, n_vectors = hidden / 4;
+    float sum = 0;
+    if constexpr (N > 0) {
+        float4 v[N];
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++) {
+            const uint32_t at = t + i * NORM_THREADS;
+            v[i] = at < n_vectors ? x[at] : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++)
+            sum += sum_squares(v[i]);
+        const float scale = rsqrtf(block_sum(sum, warp_sums) / (float)hidden + eps);
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++) {
+            const uint32_t at = t + i * NORM_THREADS;
+            if (at < n_vectors)
+                out[at] = scale_vector(v[i], scale, __ldg(w + at));
+        }
+    } else {
+        for (uint32_t at = t; at < n_vectors; at += NORM_THREADS)
+            sum += sum_squares(x[at]);
+        const float scale = rsqrtf(block_sum(sum, warp_sums) / (float)hidden + eps);
+        for (uint32_t at = t; at < n_vectors; at += NORM_THREADS)
+            out[at] = scale_vector(x[at], scale, __ldg(w + at));
+    }
+}
+
+/* A block is a row. The look at @cancel goes over PCIe: it is begun first and used last. */
+template <uint32_t N>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    rms_norm_kernel(qkc_bf16 *out, const float *x, const float *weight, float eps, uint32_t hidden,
+        qkc_plan plan, bool gather, const volatile uint32_t *cancel)
+{
+    const uint32_t r = blockIdx.x;
+    uint32_t asked = 0;
+    qkc_pdl_trigger();
+    if (cancel != NULL && r == 0 && threadIdx.x == 0)
+        asked = *cancel;
+    qkc_pdl_wait();
+    const uint32_t n = gather ? plan.counts[3] : plan.counts[0];
+    if (*plan.state != QK_OK)
+        return;
+    uint2 *row_out = (uint2 *)(out + (size_t)r * hidden);
+    if (r < n) {
+        const float *row = x + (size_t)(gather ? plan.outputs[r].row : r) * hidden;
+        norm_row<N>(row_out, (const float4 *)row, (const float4 *)weight, eps, hidden);
+    } else {
+        for (uint32_t i = threadIdx.x; i < hidden / 4; i += NORM_THREADS)
+            row_out[i] = make_uint2(0, 0);
+    }
+    if (asked != 0)
+        *plan.state = QK_CANCELLED;
+}
+
+cudaError_t qkc_rms_norm(const qkc_launch *launch, qkc_bf16 *out, const float *x, const float *weight,
+    float eps, uint32_t hidden, uint32_t rows_max, qkc_plan plan, bool gather,
+    const volatile uint32_t *cancel)
+{
+    if (hidden % 8 != 0)
+        return cudaErrorInvalidValue;
+    if (rows_max == 0)
+        return cudaSuccess;
+    static void (*const kernels[NORM_VECTORS_MAX + 1])(qkc_bf16 *, const float *, const float *, float,
+        uint32_t, qkc_plan, bool, const volatile uint32_t *) = {rms_norm_kernel<0>, rms_norm_kernel<1>,
+        rms_norm_kernel<2>, rms_norm_kernel<3>, rms_norm_kernel<4>, rms_norm_kernel<5>, rms_norm_kernel<6>,
+        rms_norm_kernel<7>, rms_norm_kernel<8>};
+    const uint32_t n = ceil_div(hidden / 4, NORM_THREADS);
+    return qkc_start(launch, kernels[n <= NORM_VECTORS_MAX ? n : 0], dim3(rows_max), dim3(NORM_THREADS), 0,
+        out, x, weight, eps, hidden, plan, gather, cancel);
+}
+
+/* ---- Heads --------------------------------------------------------------------------------------------------- */
+
+/* Eight elements as they lie in memory; of bf16 the first half is used. */
+typedef struct {
+    uint4 low, high;
+} raw8;
+
+template <bool BF16> static __device__ __forceinline__ raw8 load_raw8(const qkc_heads_args &a, size_t at)
+{
+    raw8 raw = {};
+    if (BF16) {
+        raw.low = *(const uint4 *)(a.qkv_bf16 + at);
+    } else {
+        raw.low = *(const uint4 *)(a.qkv_f32 + at);
+        raw.high = *(const uint4 *)(a.qkv_f32 + at + 4);
+    }
+    return raw;
+}
+
+template <bool BF16> static __device__ __forceinline__ void floats_of(float out[8], const raw8 &raw)
+{
+    if (BF16) {
+        unpack8(out, raw.low);
+    } else {
+        out[0] = __uint_as_float(raw.low.x), out[1] = __uint_as_float(raw.low.y);
+        out[2] = __uint_as_float(raw.low.z), out[3] = __uint_as_float(raw.low.w);
+        out[4] = __uint_as_float(raw.high.x), out[5] = __uint_as_float(raw.high.y);
+        out[6] = __uint_as_float(raw.high.z), out[7] = __uint_as_float(raw.high.w);
+    }
+}
+
+/* Norm and rotation of a head by the LANES that hold it. */
+template <uint32_t LANES>
+static __device__ __forceinline__ void turn_head(
+    float out[8], const float v[8], const float *norm, float eps, const float cosine[8], const float sine[8])
+{
+    const float4 w_low = __ldg((const float4 *)norm), w_high = __ldg((const float4 *)norm + 1);
+    const float w[8] = {w_low.x, w_low.y, w_low.z, w_low.w, w_high.x, w_high.y, w_high.z, w_high.w};
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum += v[i] * v[i];
+#pragma unroll
+    for (uint32_t delta = LANES / 2; delta > 0; delta /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, delta);
+    const float scale = rsqrtf(sum / (float)(8 * LANES) + eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float normed = v[i] * scale * w[i];
+        const float partner = __shfl_xor_sync(0xffffffffu, normed, LANES / 2);
+        out[i] = normed * cosine[i] + partner * sine[i];
+    }
+}
+
+/* Where the row's key of kv head 0 goes. */
+static __device__ __forceinline__ uint64_t key_address(const qkc_heads_args &a, uint32_t row)
+{
+    const uint32_t position = a.plan.position[row];
+    const qk_seq *seq = &a.plan.seqs[a.plan.row_seq[row]];
+    return a.plan.pages[seq->page_begin + position / QK_PAGE_TOKENS] + a.layer * a.layout.layer_stride +
+           position % QK_PAGE_TOKENS * (uint64_t)a.layout.token_stride;
+}
+
+/* A block is a row; DIM / 8 lanes are a head, each with 8 elements side by side. A lane's elements lie at the same place
+ * of every head it works on, so it reads its cosines and sines once. Element d turns with element d +- DIM / 2, which
+ * the lane DIM / 16 away holds. A head is read while the one before it is worked on. */
+template <uint32_t DIM, bool BF16>
+static __global__ void __launch_bounds__(HEADS_THREADS) heads_kernel(const __grid_constant__ qkc_heads_args a)
+{
+    constexpr uint32_t LANES = DIM / 8, STRIDE = HEADS_THREADS / LANES, HALF = DIM / 2;
+    const uint32_t r = blockIdx.x, at = threadIdx.x % LANES * 8;
+    const uint32_t n_qk = a.n_heads + a.n_kv_heads, n_all = n_qk + a.n_kv_heads;
+    qkc_pdl_trigger();
+    qkc_pdl_wait();
+    if (r >= a.plan.counts[0] || *a.plan.state != QK_OK)
+        return;
+    uint32_t h = threadIdx.x / LANES;
+    const size_t row_at = (size_t)r * n_all * DIM + at;
+    raw8 next = {};
+    if (h < n_all)
+        next = load_raw8<BF16>(a, row_at + h * DIM);
+    float cosine[8], sine[8];
+    load8(cosine, a.plan.cos_sin + (size_t)r * DIM + at % HALF);
+    load8(sine, a.plan.cos_sin + (size_t)r * DIM + HALF + at % HALF);
+    if (at < HALF) /* the low half: x cos - partner sin; the high half: x cos + partner sin */
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sine[i] = -sine[i];
+    const uint64_t key_to = key_address(a, r) + at * sizeof(qkc_bf16);
+
+    /* All lanes of a warp stay in the loop: shuffles take every lane of a head, and heads share warps. */
+    const uint32_t n_rounds = (n_all + STRIDE - 1) / STRIDE;
+    for (uint32_t round = 0; round < n_rounds; round++, h += STRIDE) {
+        const bool is_v = h >= n_qk, is_k = !is_v && h >= a.n_heads;
+        float v[8], turned[8];
+        floats_of<BF16>(v, next);
+        if (h + STRIDE < n_all)
+            next = load_raw8<BF16>(a, row_at + (h + STRIDE) * DIM);
+        turn_head<LANES>(turned, v, (is_k ? a.k_norm : a.q_norm) + at, a.eps, cosine, sine);
+        if (h >= n_all)
+            continue;
+        if (is_v)
+            *(uint4 *)(key_to + (h - n_qk) * a.layout.head_stride + a.layout.v_offset) = pack8(v);
+        else if (is_k)
+            *(uint4 *)(key_to + (h - a.n_heads) * a.layout.head_stride) = pack8(turned);
+        else
+            *(uint4 *)(a.q + ((size_t)r * a.n_heads + h) * DIM + at) = pack8(turned);
+    }
+}
+
+cudaError_t qkc_heads(const qkc_launch *launch, const qkc_heads_args *args)
+{
+    const qk_kv_layout *layout = &args->layout;
+    const uint64_t strides =
+        layout->token_stride | layout->v_offset | layout->head_stride | layout->layer_stride;
+    const bool bf16 = args->qkv_bf16 != NULL;
+    if ((args->head_dim != 64 && args->head_dim != 128) || layout->dtype != QK_BF16 || strides % 16 != 0 ||
+        bf16 == (args->qkv_f32 != NULL))
+        return cudaErrorInvalidValue;
+    if (args->rows_max == 0)
+        return cudaSuccess;
+    void (*kernel)(qkc_heads_args) = args->head_dim == 64
+                                         ? bf16 ? heads_kernel<64, true> : heads_kernel<64, false>
+                                     : bf16 ? heads_kernel<128, true>
+                                            : heads_kernel<128, false>;
+    return qkc_start(launch, kernel, dim3(args->rows_max), dim3(HEADS_THREADS), 0, *args);
+}
+
+/* ---- SiLU ---------------------------------------------------------------------------------------------------- */
+
+/* silu(g) * u. The exponential is held below 2^116, so that the fast division stays in its range. */
+static __device__ __forceinline__ float silu_mul(float g, float u)
+{
+    return __fdividef(g, 1.0f + __expf(fminf(-g, 80.0f))) * u;
+}
+
+/* Vectors of 8 of all rows, one after the other; a block takes SILU_THREADS * SILU_VECTORS of them. */
+static __global__ void __launch_bounds__(SILU_THREADS)
+    silu_mul_kernel(qkc_bf16 *act, const qkc_bf16 *gate_up, uint32_t row_vectors, qkc_plan plan)
+{
+    qkc_pdl_trigger();
+    qkc_pdl_wait();
+    if (*plan.state != QK_OK)
+        return;
+    const uint64_t n = (uint64_t)plan.counts[0] * row_vectors;
+    const uint64_t first = (uint64_t)blockIdx.x * (SILU_THREADS * SILU_VECTORS) + threadIdx.x;
+    uint4 gate[SILU_VECTORS], up[SILU_VECTORS];
+#pragma unroll
+    for (uint32_t j = 0; j < SILU_VECTORS; j++) {
+        const uint64_t i = first + j * SILU_THREADS;
+        if (i < n) {
+            const uint64_t row = i < UINT32_MAX ? (uint32_t)i / row_vectors : i / row_vectors;
+            const uint4 *from = (const uint4 *)gate_up + i + row * row_vectors;
+            gate[j] = __ldcs(from);
+            up[j] = __ldcs(from + row_vectors);
+        }
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < SILU_VECTORS; j++) {
+        const uint64_t i = first + j * SILU_THREADS;
+        if (i >= n)
+            break;
+        float g[8], u[8];
+        unpack8(g, gate[j]);
+        unpack8(u, up[j]);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            g[k] = silu_mul(g[k], u[k]);
+        ((uint4 *)act)[i] = pack8(g);
+    }
+}
+
+cudaError_t qkc_silu_mul(const qkc_launch *launch, qkc_bf16 *act, const qkc_bf16 *gate_up, uint32_t ffn,
+    uint32_t rows_max, qkc_plan plan)
+{
+    if (ffn % 8 != 0)
+        return cudaErrorInvalidValue;
+    const uint64_t n = (uint64_t)rows_max * (ffn / 8), a_block = SILU_THREADS * SILU_VECTORS;
+    if (n == 0)
+        return cudaSuccess;
+    return qkc_start(launch, silu_mul_kernel, dim3((uint32_t)((n + a_block - 1) / a_block)),
+        dim3(SILU_THREADS), 0, act, gate_up, ffn / 8, plan);
+}
