@@ -11,10 +11,11 @@
  *
  * A page of 16 keys goes from memory straight into the registers of a warp in the order in which mma.m16n8k16 wants it,
  * without shared memory and without barriers:
- *   S^T = K q^T: keys are the 16 rows of A, dimensions in a permuted order the k index: a lane's four neighbouring
- *     registers are 16 bytes of one key. The 8 columns are query heads.
- *   O^T = V^T P^T: dimensions are the rows of A, keys the k index. A lane holds the same 8 dimensions of 4 keys, which
- *     byte permutations pair; a warp's load covers whole lines of 128 bytes. P^T comes out of S^T by movmatrix.
+ *   S = q K^T: A's rows are the high halves of up to 8 query heads, then their low halves; B's columns are 8 keys; the k
+ *     index is the dimension, permuted so that 16 bytes of a key are two steps' operands of one lane.
+ *   O^T = V^T P^T: A's rows are 16 dimensions, its k index 16 keys; B's columns are query heads, and a lane holds of P
+ *     what it got of S. A lane loads the same 8 dimensions of 4 keys, which byte permutations pair; a warp's load covers
+ *     whole lines of 128 bytes.
  * The next page's keys are asked for as soon as this page's have been multiplied, its values likewise, over the borders
  * of items: 8 KB a warp and 128 KB an SM are on their way (about 30 KB would cover the latency).
  *
@@ -65,11 +66,18 @@ typedef struct {
     bool early;            /* invariant 5 */
 } decode_params;
 
+/* One piece of one sequence for one kv head. In shared memory: registers are short. */
+typedef struct {
+    uint32_t head, seq, piece, n_pieces;
+    uint32_t page, n_pages; /* index of its first page in the plan; how many */
+    uint32_t n_tail;        /* keys of the last page, when that holds the new token; else 0 */
+} item_info;
+
 /* A block's shared memory. */
 template <int D> struct block_memory {
-    alignas(16)
-        uint8_t q[2][HEADS][2 * D + 64]; /* high and low halves, bf16; the pad keeps reads off equal banks */
-    alignas(16) qkc_bf16 new_kv[2][D];   /* the new key and value */
+    /* For each two dimensions the two high halves, then the two low ones, bf16. The pad keeps reads off equal banks. */
+    alignas(16) uint32_t q[HEADS][D + 4];
+    alignas(16) qkc_bf16 new_kv[2][D];          /* the new key and value */
     alignas(16) float out[WARPS][HEADS][D + 4]; /* not normalised */
     float max[WARPS][HEADS], sum[WARPS][HEADS];
     float weight[HEADS][QKC_ITEMS_A_SEQ];
@@ -77,7 +85,10 @@ template <int D> struct block_memory {
     uint32_t keys[QKC_SMALL_ROWS]; /* the sequence's length, with the new token */
     uint32_t page[QKC_SMALL_ROWS]; /* where its pages begin in the plan */
     uint32_t n_pieces;             /* of all sequences */
-    uint32_t is_last;
+    uint32_t is_last, given_up;
+    uint64_t next[WARPS]; /* address of the warp's first page in the next item; 0: none */
+    /* The block's items in turn, item k in slot k % 3, one without pages past the last. */
+    item_info item[3];
 };
 
 /* A page of one kv head in a warp's registers. Lane = 4 * g + t. */
@@ -86,19 +97,13 @@ template <int D> struct page_registers {
     uint4 v[4][D / 64]; /* keys 2 * t + {0, 1, 8, 9}; dimensions 64 * h + 8 * g and the next 7 */
 };
 
-/* One warp's results so far; query heads 2 * t and 2 * t + 1. */
+/* One warp's results so far. */
 template <int D> struct warp_result {
-    /* Tile 4 * h + e: dimension 64 * h + 8 * g + 2 * e of both heads, then the dimension after it of both heads. */
+    /* Of query heads 2 * t and 2 * t + 1. Tile 4 * h + e: dimension 64 * h + 8 * g + 2 * e of both heads, then the
+     * dimension after it of both heads. */
     float o[D / 16][4];
-    float max[2]; /* base 2 */
-    float sum[2]; /* of this lane's keys */
+    float max, sum; /* of query head g: base 2; this lane's keys alone */
 };
-
-typedef struct {
-    uint32_t head, seq, piece, n_pieces;
-    uint32_t page, n_pages; /* index of its first page in the plan; how many */
-    uint32_t n_tail;        /* keys of the last page, when that holds the new token; else 0 */
-} item_info;
 
 /* ---- Instructions -------------------------------------------------------------------------------------------- */
 
@@ -109,6 +114,24 @@ static __device__ __forceinline__ uint4 load_stream(const char *from)
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(from));
     return v;
+}
+
+/* Stays where it is written: the compiler must not gather such loads, which would need registers. */
+static __device__ __forceinline__ uint4 load_shared(uint32_t from)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from));
+    return v;
+}
+
+/* The lane's number, asked for again each time: what follows from it need not stay in registers. */
+static __device__ __forceinline__ uint32_t lane_again(void)
+{
+    uint32_t lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
 }
 
 static __device__ __forceinline__ void prefetch_l2(const void *at)
@@ -125,14 +148,6 @@ static __device__ __forceinline__ void multiply(
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* The transpose of an 8 x 8 matrix of 16-bit elements: lane 4 * g + t has row g, columns 2 * t and 2 * t + 1. */
-static __device__ __forceinline__ uint32_t transpose(uint32_t x)
-{
-    uint32_t y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
 }
 
 static __device__ __forceinline__ float exp2_of(float x)
@@ -195,39 +210,43 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
         s.n_pieces = before;
 }
 
-/* A whole warp calls it; @index is below n_pieces * n_kv_heads. */
+/* A whole warp calls it: puts item @index of the list into slot @to; one without pages past the list's end. */
 template <int D>
-static __device__ item_info find_item(const decode_params &p, const block_memory<D> &s, uint32_t index)
+static __device__ void find_item(const decode_params &p, block_memory<D> &s, uint32_t index, item_info *to)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
     const uint32_t piece = index / p.a.n_kv_heads;
-    item_info it;
-    it.head = index % p.a.n_kv_heads;
-    it.seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= piece)) +
-             __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= piece));
-    const uint32_t first = it.seq > 0 ? s.end[it.seq - 1] : 0;
-    const uint32_t n_keys = s.keys[it.seq], size = piece_keys(n_keys);
-    it.piece = piece - first;
-    it.n_pieces = s.end[it.seq] - first;
-    const uint32_t begin = it.piece * size;
-    const bool last = it.piece + 1 == it.n_pieces;
-    const uint32_t n = last ? n_keys - begin : size;
-    it.page = s.page[it.seq] + begin / QK_PAGE_TOKENS;
-    it.n_pages = (n + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
-    it.n_tail = last ? (n_keys - 1) % QK_PAGE_TOKENS + 1 : 0;
-    return it;
+    const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= piece)) +
+                         __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= piece));
+    if (lane != 0)
+        return;
+    if (piece >= s.n_pieces) {
+        to->n_pages = 0;
+        return;
+    }
+    const uint32_t first = seq > 0 ? s.end[seq - 1] : 0;
+    const uint32_t n_keys = s.keys[seq], size = piece_keys(n_keys), begin = (piece - first) * size;
+    const bool last = piece + 1 == s.end[seq];
+    to->head = index % p.a.n_kv_heads;
+    to->seq = seq;
+    to->piece = piece - first;
+    to->n_pieces = s.end[seq] - first;
+    to->page = s.page[seq] + begin / QK_PAGE_TOKENS;
+    to->n_pages = ((last ? n_keys - begin : size) + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
+    to->n_tail = last ? (n_keys - 1) % QK_PAGE_TOKENS + 1 : 0;
 }
 
 /* The address of page @i of an item out of the plan; 0 past its end. */
 static __device__ __forceinline__ uint64_t page_address(
-    const decode_params &p, const item_info &it, uint32_t i)
+    const decode_params &p, const volatile item_info &it, uint32_t i)
 {
     return i < it.n_pages ? __ldcg((const unsigned long long *)p.a.plan.pages + it.page + i) : 0;
 }
 
+/* Where the layer's keys of a kv head begin; NULL for page 0. */
 static __device__ __forceinline__ char *head_in_page(const decode_params &p, uint64_t page, uint32_t head)
 {
-    return (char *)(uintptr_t)(page + p.layer_offset + head * p.a.layout.head_stride);
+    return page == 0 ? NULL : (char *)(uintptr_t)(page + p.layer_offset + head * p.a.layout.head_stride);
 }
 
 /* ---- The new token ------------------------------------------------------------------------------------------- */
@@ -279,25 +298,29 @@ static __device__ __forceinline__ void put_half(void *to, uint32_t lane, const f
         ((qkc_bf16 *)to)[lane] = __float2bfloat16_rn(x[0]);
 }
 
+/* A lane's elements of half a query head, @half being its first dimension. */
 template <int D>
 static __device__ void put_query(
-    block_memory<D> &s, uint32_t head, uint32_t lane, const float (&x)[D / 64], uint32_t at, float q_scale)
+    uint32_t *to, uint32_t half, uint32_t lane, const float (&x)[D / 64], float q_scale)
 {
-    constexpr int E = D / 64;
-    float high[E], low[E];
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        high[e] = x[e] * q_scale;
-        low[e] = high[e] - __bfloat162float(__float2bfloat16_rn(high[e]));
+    if constexpr (D == 128) {
+        uint2 both;
+        split(x[0] * q_scale, x[1] * q_scale, &both.x, &both.y);
+        *(uint2 *)(to + half + 2 * lane) = both;
+    } else {
+        const uint32_t i = half + lane;
+        const float value = x[0] * q_scale;
+        const qkc_bf16 high = __float2bfloat16_rn(value);
+        qkc_bf16 *at = (qkc_bf16 *)(to + i / 2 * 2) + i % 2;
+        at[0] = high;
+        at[2] = __float2bfloat16_rn(value - __bfloat162float(high));
     }
-    put_half<D>(s.q[0][head] + at, lane, high);
-    put_half<D>(s.q[1][head] + at, lane, low);
 }
 
 /* All warps: the item's query heads into shared memory and, when it has the new token, the new key and value into
- * shared memory and (@keep) their page. */
+ * shared memory and their page. */
 template <int D>
-static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, const item_info &it, bool keep)
+static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, const item_info &it)
 {
     constexpr int E = D / 64;
     const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
@@ -315,18 +338,16 @@ static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, c
         if (!is_v)
             turn_head<D>(x, y, is_q ? p.a.q_norm : p.a.k_norm, cos_sin, p.a.eps, lane);
         if (is_q) {
-            put_query<D>(s, u, lane, x, 0, p.q_scale);
-            put_query<D>(s, u, lane, y, D, p.q_scale); /* in bytes: half a row */
+            put_query<D>(s.q[u], 0, lane, x, p.q_scale);
+            put_query<D>(s.q[u], D / 2, lane, y, p.q_scale);
             continue;
         }
         put_half<D>(s.new_kv[is_v], lane, x);
         put_half<D>(s.new_kv[is_v] + D / 2, lane, y);
-        if (keep) {
-            char *to = head_in_page(p, page_address(p, it, it.n_pages - 1), it.head);
-            to += (is_v ? p.a.layout.v_offset : 0) + (size_t)(it.n_tail - 1) * p.a.layout.token_stride;
-            put_half<D>(to, lane, x);
-            put_half<D>(to + D, lane, y);
-        }
+        char *to = head_in_page(p, page_address(p, it, it.n_pages - 1), it.head);
+        to += (is_v ? p.a.layout.v_offset : 0) + (size_t)(it.n_tail - 1) * p.a.layout.token_stride;
+        put_half<D>(to, lane, x);
+        put_half<D>(to + D, lane, y);
     }
 }
 
@@ -336,7 +357,7 @@ template <int D>
 static __device__ __forceinline__ void load_keys(
     const decode_params &p, page_registers<D> &r, const char *page)
 {
-    const uint32_t g = threadIdx.x % QKC_WARP / 4, t = threadIdx.x % 4, stride = p.a.layout.token_stride;
+    const uint32_t lane = lane_again(), g = lane / 4, t = lane % 4, stride = p.a.layout.token_stride;
     const char *from = page + g * stride + t * 16;
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -349,7 +370,7 @@ template <int D>
 static __device__ __forceinline__ void load_values(
     const decode_params &p, page_registers<D> &r, const char *page)
 {
-    const uint32_t g = threadIdx.x % QKC_WARP / 4, t = threadIdx.x % 4, stride = p.a.layout.token_stride;
+    const uint32_t lane = lane_again(), g = lane / 4, t = lane % 4, stride = p.a.layout.token_stride;
     const char *from = page + p.a.layout.v_offset + 2 * t * stride + g * 16;
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -363,7 +384,7 @@ template <int D>
 static __device__ __forceinline__ void patch_keys(
     const block_memory<D> &s, page_registers<D> &r, uint32_t n_tail)
 {
-    const uint32_t g = threadIdx.x % QKC_WARP / 4, t = threadIdx.x % 4;
+    const uint32_t lane = lane_again(), g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (g + i * 8 == n_tail - 1)
@@ -377,7 +398,7 @@ template <int D>
 static __device__ __forceinline__ void patch_values(
     const block_memory<D> &s, page_registers<D> &r, uint32_t n_tail)
 {
-    const uint32_t g = threadIdx.x % QKC_WARP / 4, t = threadIdx.x % 4;
+    const uint32_t lane = lane_again(), g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         const uint32_t key = 2 * t + j % 2 + j / 2 * 8;
@@ -389,59 +410,62 @@ static __device__ __forceinline__ void patch_values(
     }
 }
 
-/* Scores, base 2: of key g for heads 2 * t and 2 * t + 1, then of key g + 8. */
+/* Scores, base 2, of head g and keys 2 * t + {0, 1, 8, 9}. */
 template <int D>
 static __device__ __forceinline__ void score(
     const block_memory<D> &s, const page_registers<D> &r, float (&score)[4])
 {
     const uint32_t g = threadIdx.x % QKC_WARP / 4, t = threadIdx.x % 4;
-    float low[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        score[i] = 0;
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(s.q[g]) + t * 32;
+    float sum[2][4] = {
+        {0, 0, 0, 0}, {0, 0, 0, 0}}; /* by 8 keys: with the high halves, then with the low ones */
 #pragma unroll
     for (int c = 0; c < D / 32; c++) {
-        const uint4 a = r.k[0][c], b = r.k[1][c];
-        const uint4 qh = *(const uint4 *)(s.q[0][g] + c * 64 + t * 16);
-        const uint4 ql = *(const uint4 *)(s.q[1][g] + c * 64 + t * 16);
-        multiply(score, a.x, b.x, a.y, b.y, qh.x, qh.y);
-        multiply(low, a.x, b.x, a.y, b.y, ql.x, ql.y);
-        multiply(score, a.z, b.z, a.w, b.w, qh.z, qh.w);
-        multiply(low, a.z, b.z, a.w, b.w, ql.z, ql.w);
+        uint4 q = load_shared(at + c * 128);
+        multiply(sum[0], q.x, q.y, q.z, q.w, r.k[0][c].x, r.k[0][c].y);
+        multiply(sum[1], q.x, q.y, q.z, q.w, r.k[1][c].x, r.k[1][c].y);
+        q = load_shared(at + c * 128 + 16);
+        multiply(sum[0], q.x, q.y, q.z, q.w, r.k[0][c].z, r.k[0][c].w);
+        multiply(sum[1], q.x, q.y, q.z, q.w, r.k[1][c].z, r.k[1][c].w);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        score[i] += low[i];
+        score[i] = sum[i / 2][i % 2] + sum[i / 2][i % 2 + 2];
+}
+
+/* Keys past the last one weigh nothing. */
+static __device__ __forceinline__ void mask_scores(float (&score)[4], uint32_t n_tail)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        score[i] = 2 * (threadIdx.x % 4) + i % 2 + i / 2 * 8 < n_tail ? score[i] : -INFINITY;
 }
 
 /* The page's keys join the running softmax: scores become weights, what was summed before is scaled. */
 template <int D> static __device__ __forceinline__ void join(warp_result<D> &w, float (&score)[4])
 {
-    float max[2] = {fmaxf(score[0], score[2]), fmaxf(score[1], score[3])};
+    float max = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
+    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
+    if (__any_sync(ALL_LANES, max > w.max)) {
+        max = fmaxf(max, w.max);
+        const float scale = exp2_of(w.max - max);
+        const float scale0 = __shfl_sync(ALL_LANES, scale, threadIdx.x % 4 * 8); /* of head 2 * t */
+        const float scale1 = __shfl_sync(ALL_LANES, scale, threadIdx.x % 4 * 8 + 4);
+        w.max = max;
+        w.sum *= scale;
 #pragma unroll
-    for (int d = 4; d < 32; d *= 2) {
-        max[0] = fmaxf(max[0], __shfl_xor_sync(ALL_LANES, max[0], d));
-        max[1] = fmaxf(max[1], __shfl_xor_sync(ALL_LANES, max[1], d));
-    }
-    if (__any_sync(ALL_LANES, max[0] > w.max[0] || max[1] > w.max[1])) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            max[i] = fmaxf(max[i], w.max[i]);
-            const float scale = exp2_of(w.max[i] - max[i]);
-            w.max[i] = max[i];
-            w.sum[i] *= scale;
-#pragma unroll
-            for (int tile = 0; tile < D / 16; tile++) {
-                w.o[tile][i] *= scale;
-                w.o[tile][i + 2] *= scale;
-            }
+        for (int tile = 0; tile < D / 16; tile++) {
+            w.o[tile][0] *= scale0;
+            w.o[tile][1] *= scale1;
+            w.o[tile][2] *= scale0;
+            w.o[tile][3] *= scale1;
         }
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        score[i] = exp2_of(score[i] - w.max[i % 2]);
-    w.sum[0] += score[0] + score[2];
-    w.sum[1] += score[1] + score[3];
+        score[i] = exp2_of(score[i] - w.max);
+    w.sum += (score[0] + score[1]) + (score[2] + score[3]);
 }
 
 template <int D>
@@ -449,12 +473,8 @@ static __device__ __forceinline__ void add_values(
     warp_result<D> &w, const page_registers<D> &r, const float (&weight)[4])
 {
     uint32_t high[2], low[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        split(weight[2 * i], weight[2 * i + 1], &high[i], &low[i]);
-        high[i] = transpose(high[i]);
-        low[i] = transpose(low[i]);
-    }
+    split(weight[0], weight[1], &high[0], &low[0]);
+    split(weight[2], weight[3], &high[1], &low[1]);
 #pragma unroll
     for (int h = 0; h < D / 64; h++)
 #pragma unroll
@@ -470,53 +490,55 @@ static __device__ __forceinline__ void add_values(
 
 /* ---- An item ------------------------------------------------------------------------------------------------- */
 
-/* One warp's pages of an item. Its first page is in @r or on its way; on return that holds for the warp's first page of
- * the next item, at @next (0: none) for @next_head. */
+/* One warp's pages of @it. Its first page is in @r or on its way and @second is the address of its second; on return the
+ * former holds for its first page of @next, whose address is s.next[]. */
 template <int D>
 static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
-    const item_info &it, page_registers<D> &r, warp_result<D> &w, uint64_t second, uint64_t next,
-    uint32_t next_head)
+    const volatile item_info &it, const volatile item_info &next, page_registers<D> &r, warp_result<D> &w,
+    uint64_t second)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
+    const uint32_t warp = threadIdx.x / QKC_WARP;
+    const volatile uint64_t *next_address = &s.next[warp];
 #pragma unroll
     for (int tile = 0; tile < D / 16; tile++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             w.o[tile][i] = 0;
-    w.max[0] = w.max[1] = -INFINITY;
-    w.sum[0] = w.sum[1] = 0;
+    w.max = -INFINITY;
+    w.sum = 0;
 
-    uint64_t ahead = second;
-    for (uint32_t i = warp; i < it.n_pages; i += WARPS) {
-        const bool inside = i + WARPS < it.n_pages;
-        const uint64_t address = inside ? ahead : next;
-        const char *page = head_in_page(p, address, inside ? it.head : next_head);
-        const bool is_tail = it.n_tail > 0 && i + 1 == it.n_pages;
-        float weight[4];
-        if (is_tail)
-            patch_keys(s, r, it.n_tail);
-        score(s, r, weight);
-        if (address != 0)
-            load_keys(p, r, page);
-        if (is_tail) {
-            const uint32_t g = lane / 4;
-            weight[0] = g < it.n_tail ? weight[0] : -INFINITY;
-            weight[1] = g < it.n_tail ? weight[1] : -INFINITY;
-            weight[2] = g + 8 < it.n_tail ? weight[2] : -INFINITY;
-            weight[3] = g + 8 < it.n_tail ? weight[3] : -INFINITY;
-        }
-        join(w, weight);
-        if (is_tail)
-            patch_values(s, r, it.n_tail);
-        add_values(w, r, weight);
-        if (address != 0)
-            load_values(p, r, page);
-        ahead = page_address(p, it, i + 2 * WARPS);
-    }
-    if (warp >= it.n_pages && next != 0) {
-        const char *page = head_in_page(p, next, next_head);
+    if (warp >= it.n_pages &&
+        *next_address != 0) { /* no page here, and so none of the next item's asked for below */
+        const char *page = head_in_page(p, *next_address, next.head);
         load_keys(p, r, page);
         load_values(p, r, page);
+    }
+    uint64_t ahead = second;
+#pragma unroll 1
+    for (uint32_t i = warp; i < it.n_pages; i += WARPS) {
+        const bool inside = i + WARPS < it.n_pages;
+        const uint32_t n_tail = i + 1 == it.n_pages ? it.n_tail : 0;
+        float weight[4];
+        if (n_tail > 0)
+            patch_keys(s, r, n_tail);
+        score(s, r, weight);
+        __syncwarp();
+        if (!inside)
+            ahead = *next_address;
+        const char *page = head_in_page(p, ahead, inside ? it.head : next.head);
+        if (page != NULL)
+            load_keys(p, r, page);
+        if (n_tail > 0)
+            mask_scores(weight, n_tail);
+        join(w, weight);
+        if (n_tail > 0)
+            patch_values(s, r, n_tail);
+        __syncwarp();
+        add_values(w, r, weight);
+        __syncwarp();
+        if (page != NULL)
+            load_values(p, r, page);
+        ahead = page_address(p, it, i + 2 * WARPS);
     }
 }
 
@@ -525,20 +547,17 @@ template <int D>
 static __device__ __forceinline__ void put_result(block_memory<D> &s, warp_result<D> &w, uint32_t n_q)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) {
-        w.sum[0] += __shfl_xor_sync(ALL_LANES, w.sum[0], d);
-        w.sum[1] += __shfl_xor_sync(ALL_LANES, w.sum[1], d);
+    w.sum += __shfl_xor_sync(ALL_LANES, w.sum, 1);
+    w.sum += __shfl_xor_sync(ALL_LANES, w.sum, 2);
+    if (t == 0 && g < n_q) {
+        s.max[warp][g] = w.max;
+        s.sum[warp][g] = w.sum;
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const uint32_t head = 2 * t + i;
         if (head >= n_q)
             continue;
-        if (g == 0) {
-            s.max[warp][head] = w.max[i];
-            s.sum[warp][head] = w.sum[i];
-        }
 #pragma unroll
         for (int h = 0; h < D / 64; h++)
 #pragma unroll
@@ -685,17 +704,49 @@ template <int D> static __device__ __forceinline__ void hint_item(const decode_p
         prefetch_l2(p.a.k_norm + line);
 }
 
-/* Counts the block's items in without their work: the step has been given up. */
-template <int D>
-static __device__ void count_items(
-    const decode_params &p, const block_memory<D> &s, uint32_t index, uint32_t n_items)
+/* One warp: counts the block's items in without their work: the step has been given up. */
+template <int D> static __device__ void count_items(const decode_params &p, block_memory<D> &s)
 {
-    if (threadIdx.x >= QKC_WARP)
-        return;
-    for (; index < n_items; index += gridDim.x) {
-        const item_info it = find_item(p, s, index);
-        if (it.n_pieces > 1 && threadIdx.x == 0)
-            count_in(p, it);
+    item_info *it = &s.item[0];
+    for (uint32_t index = blockIdx.x; index < s.n_pieces * p.a.n_kv_heads; index += gridDim.x) {
+        find_item(p, s, index, it);
+        if (threadIdx.x == 0 && it->n_pieces > 1)
+            count_in(p, *it);
+    }
+}
+
+/* The block's items, one after the other. The first pages of the first are on their way into @r. */
+template <int D>
+static __device__ __forceinline__ void attend_items(
+    const decode_params &p, block_memory<D> &s, page_registers<D> &r, uint64_t second, uint32_t state)
+{
+    const uint32_t warp = threadIdx.x / QKC_WARP;
+#pragma unroll 1
+    for (uint32_t k = 0; s.item[k % 3].n_pages > 0; k++) {
+        const item_info &it = s.item[k % 3], &next = s.item[(k + 1) % 3];
+        const uint64_t address = page_address(p, next, warp);
+        if (k > 0)
+            second = page_address(p, it, warp + WARPS);
+        ready_heads(p, s, it);
+        if (k == 0 && state != QK_OK) /* it may be changing: one thread's view is enough */
+            s.given_up = 1;
+        s.next[warp] = address;
+        __syncthreads();
+        if (s.given_up) {
+            if (warp == 0)
+                count_items(p, s);
+            return;
+        }
+        if (warp == 0) /* in the slot of item k - 1, which no warp looks at any more */
+            find_item(p, s, blockIdx.x + (k + 2) * gridDim.x, &s.item[(k + 2) % 3]);
+        warp_result<D> w;
+        attend_pages(p, s, it, next, r, w, second);
+        if (warp < it.n_pages)
+            put_result(s, w, p.n_q);
+        __syncthreads();
+        merge_warps(p, s, it);
+        if (it.n_pieces > 1)
+            finish_piece(p, s, it);
     }
 }
 
@@ -704,70 +755,41 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
 {
     __shared__ block_memory<D> s;
     const uint32_t warp = threadIdx.x / QKC_WARP;
-    const bool latches = p.a.cancel != NULL && blockIdx.x + 1 == gridDim.x && threadIdx.x == 0;
     /* Over the bus: while the kernel before still runs, and in the block that is the last to get work. */
-    const bool cancelled = latches && *p.a.cancel != 0;
+    const bool cancelled =
+        p.a.cancel != NULL && blockIdx.x + 1 == gridDim.x && threadIdx.x == 0 && *p.a.cancel != 0;
 
     /* Rows of heads that do not exist stay zero. */
     for (uint32_t i = threadIdx.x; i < sizeof(s.q) / sizeof(uint4); i += THREADS)
         ((uint4 *)s.q)[i] = make_uint4(0, 0, 0, 0);
     if (!p.early)
         qkc_pdl_wait();
-    if (warp == 0)
+    if (threadIdx.x == 0)
+        s.given_up = 0;
+    if (warp == 0) {
         list_pieces(p, s);
+        __syncwarp();
+        find_item(p, s, blockIdx.x, &s.item[0]);
+        find_item(p, s, blockIdx.x + gridDim.x, &s.item[1]);
+    }
     __syncthreads();
 
-    const uint32_t n_items = s.n_pieces * p.a.n_kv_heads;
-    uint32_t index = blockIdx.x;
-    item_info it = {};
     page_registers<D> r;
-    uint64_t second = 0;
-    if (index < n_items) {
-        it = find_item(p, s, index);
-        const uint64_t first = page_address(p, it, warp);
-        second = page_address(p, it, warp + WARPS);
-        hint_item<D>(p, it);
-        if (first != 0) {
-            load_keys(p, r, head_in_page(p, first, it.head));
-            load_values(p, r, head_in_page(p, first, it.head));
-        }
+    const uint64_t first = page_address(p, s.item[0], warp),
+                   second = page_address(p, s.item[0], warp + WARPS);
+    if (first != 0) {
+        hint_item<D>(p, s.item[0]);
+        load_keys(p, r, head_in_page(p, first, s.item[0].head));
+        load_values(p, r, head_in_page(p, first, s.item[0].head));
     }
     if (p.early)
         qkc_pdl_wait();
     qkc_pdl_trigger();
     if (cancelled)
         atomicCAS(p.a.plan.state, (uint32_t)QK_OK, (uint32_t)QK_CANCELLED);
-
-    const bool given_up = index < n_items && __ldcg(p.a.plan.state) != QK_OK;
-    while (index < n_items) {
-        const uint32_t next_index = index + gridDim.x;
-        uint64_t next = 0;
-        uint32_t next_head = 0;
-        if (next_index < n_items) {
-            const item_info next_it = find_item(p, s, next_index);
-            next = page_address(p, next_it, warp);
-            next_head = next_it.head;
-        }
-        ready_heads(p, s, it, !given_up);
-        if (__syncthreads_or(given_up)) {
-            count_items(p, s, index, n_items);
-            break;
-        }
-        warp_result<D> w;
-        attend_pages(p, s, it, r, w, second, next, next_head);
-        if (warp < it.n_pages)
-            put_result(s, w, p.n_q);
-        __syncthreads();
-        it = find_item(p, s, index); /* again: cheaper than registers during the pages */
-        merge_warps(p, s, it);
-        if (it.n_pieces > 1)
-            finish_piece(p, s, it);
-        index = next_index;
-        if (index < n_items) {
-            it = find_item(p, s, index);
-            second = page_address(p, it, warp + WARPS);
-        }
-    }
+    if (s.item[0].n_pages == 0)
+        return;
+    attend_items(p, s, r, second, __ldcg(p.a.plan.state));
 }
 
 /* ---- Host ---------------------------------------------------------------------------------------------------- */
