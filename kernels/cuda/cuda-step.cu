@@ -1,1 +1,806 @@
-#include "kernels/cuda/cuda-backend.h"
+/* cuda-step.cu: contexts and steps: workspace, penalty history, parameter buffers, decode graphs, submission, results.
+ *
+ * A decode step (every sequence has one new row, at most QKC_SMALL_ROWS of them, some outputs) is one graph launch: each
+ * step object has a graph for each power of two rows, captured from qkc_layers() when the step is made. All that changes
+ * from step to step lies in the step's mapped pinned plan, which the graph's first kernel copies to the device. Other
+ * steps are launched kernel by kernel.
+ *
+ * Invariants
+ *  1. Each block of memory is laid out by one function that also counts it, so that qkc_context_measure() cannot
+ *     disagree with qkc_context_new(). After qkc_step_new() nothing here allocates.
+ *  2. The workspace belongs to the context: steps run one after the other on COMPUTE, and with them copies of logits to
+ *     the host and of histories to the device. The first kernel of a step is no programmatic launch, so it starts after
+ *     all of that.
+ *  3. Slots and history change in the sampler alone (cuda-ops.h), when the step was not given up, and by set_history.
+ *  4. The host touches a step's pinned memory only while the step does not run, but for the cancel word.
+ *  5. A running step ends in finish(), once, found by poll or wait; both then report the same status.
+ *  6. On a lost device freeing leaves the driver alone: the memory goes with its context.
+ *
+ * Device memory for the reference model with 2,048 rows, 91 outputs and 64 slots, in MiB: x 20; a block of 86 that is
+ * in turn norm + gate,up + act (gate,up for at most 1,024 rows at a time), q + qkv (40), q + attention + its parts, the
+ * decode attention's parts (65) and the logits (53); cublasLt's workspace 32; rows of few and of outputs 7; history 9;
+ * RoPE tables 1; the sampler's less than 1: 156 in all. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
+ * of address space that takes memory when raw logits are asked for.
+ *
+ * Engine thread, but for cancel. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include "kernels/cuda/cuda-step.h"
+extern "C" {
+#include "kernels/cpu/sample.h"
+}
+
+#define ALIGN_BYTES    256u
+#define UP_ROWS_MAX    1024u
+#define DOWN_ROWS_MAX  2048u
+#define PARTS_A_ROW    16u   /* a short chunk over a long cache may be cut into so many parts */
+#define PART_ROWS_MIN  2048u /* room for so many rows of parts, or PARTS_A_ROW for each row of the context */
+#define SPIN_NS        200000
+#define SLEEP_NS       30000
+#define STATUS_NOT_YET ((uint32_t)QK_PENDING)
+
+static qkc_backend *backend_of(const qkc_context *ctx)
+{
+    return (qkc_backend *)ctx->head.backend;
+}
+
+static const qk_shape *shape_of(const qkc_context *ctx)
+{
+    return &((const qkc_model *)ctx->head.model)->head.shape;
+}
+
+static cudaStream_t compute(const qkc_context *ctx)
+{
+    return backend_of(ctx)->streams[QK_STREAM_COMPUTE];
+}
+
+/* At the head of every call that uses the driver. */
+static qk_status enter(qkc_backend *backend)
+{
+    if (qkc_refuse(backend))
+        return QK_DEVICE_LOST;
+    cudaError_t code = cudaSetDevice(backend->device);
+    return code == cudaSuccess ? QK_OK
+                               : qkc_fail(backend, QK_UNSUPPORTED, code, "selecting %s", backend->name);
+}
+
+/* ---- Blocks -------------------------------------------------------------------------------------------------- */
+
+/* Hands out aligned pieces of one block, or only counts them when it has none. */
+typedef struct {
+    char *base;
+    uint64_t used;
+    bool overflow;
+} arena;
+
+static void *take_bytes(arena *a, uint64_t n, uint64_t element_bytes)
+{
+    uint64_t bytes, end;
+    if (__builtin_mul_overflow(n, element_bytes, &bytes) ||
+        __builtin_add_overflow(bytes, ALIGN_BYTES - 1, &bytes) ||
+        __builtin_add_overflow(a->used, bytes / ALIGN_BYTES * ALIGN_BYTES, &end)) {
+        a->overflow = true;
+        return NULL;
+    }
+    void *piece = a->base != NULL ? a->base + a->used : NULL;
+    a->used = end;
+    return piece;
+}
+
+template <typename T> static void take(arena *a, T **field, uint64_t n)
+{
+    *field = (T *)take_bytes(a, n, sizeof(T));
+}
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint32_t round_up(uint32_t n, uint32_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+static void set_dimensions(qkc_context *ctx)
+{
+    const qk_shape *shape = shape_of(ctx);
+    const qk_context_params *p = &ctx->head.params;
+    ctx->q_dim = shape->n_heads * shape->head_dim;
+    ctx->kv_dim = shape->n_kv_heads * shape->head_dim;
+    ctx->qkv_dim = ctx->q_dim + 2 * ctx->kv_dim;
+    ctx->small_max = min_u32(p->rows_max, QKC_SMALL_ROWS);
+    ctx->decode_max = min_u32(ctx->small_max, p->seqs_max);
+    ctx->rows_pad = round_up(p->rows_max, QKC_GEMM_ROWS_UNIT);
+    ctx->up_max = min_u32(ctx->rows_pad, UP_ROWS_MAX);
+    ctx->down_max = min_u32(ctx->rows_pad, DOWN_ROWS_MAX);
+    ctx->tiles_max = qkc_tiles_max(p->rows_max, p->seqs_max, shape->n_heads, shape->n_kv_heads);
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* What need not outlive its stage of a layer. Each stage's buffers begin at @begin; @decode_end is where the decode
+ * attention's workspace ends, which begins before @begin with what has to stay. The parts get what is left. */
+static void lay_out_shared(qkc_context *ctx, arena *a, uint64_t decode_end)
+{
+    const qk_shape *shape = shape_of(ctx);
+    const qk_context_params *p = &ctx->head.params;
+    const bool many = p->rows_max > QKC_SMALL_ROWS;
+    const uint64_t begin = a->used, rows = many ? ctx->rows_pad : p->rows_max;
+    uint64_t end = decode_end;
+
+    take(a, &ctx->logits, (uint64_t)p->outputs_max * shape->vocab);
+    end = max_u64(end, a->used);
+    a->used = begin;
+    if (many) {
+        take(a, &ctx->norm, rows * shape->hidden);
+        take(a, &ctx->gate_up, (uint64_t)ctx->up_max * 2 * shape->ffn);
+        take(a, &ctx->act, (uint64_t)ctx->down_max * shape->ffn);
+        end = max_u64(end, a->used);
+        /* q takes norm's place once QKV is computed, which must not lie in either. */
+        a->used = begin;
+        take_bytes(a, rows * shape->hidden, sizeof(*ctx->norm));
+        const uint64_t after_norm = a->used;
+        a->used = begin;
+        take(a, &ctx->q, rows * ctx->q_dim);
+        a->used = max_u64(a->used, after_norm);
+        const uint64_t after_q = a->used;
+        take(a, &ctx->qkv, rows * ctx->qkv_dim);
+        end = max_u64(end, a->used);
+        a->used = after_q;
+        take(a, &ctx->attn, rows * ctx->q_dim);
+    } else {
+        take(a, &ctx->q, rows * ctx->q_dim);
+    }
+    const uint64_t row_bytes = ((uint64_t)ctx->q_dim + shape->n_heads) * sizeof(float);
+    const uint64_t left = end > a->used + 2 * ALIGN_BYTES ? (end - a->used - 2 * ALIGN_BYTES) / row_bytes : 0;
+    const uint64_t least =
+        p->rows_max < PART_ROWS_MIN / PARTS_A_ROW ? (uint64_t)p->rows_max * PARTS_A_ROW : PART_ROWS_MIN;
+    ctx->part_rows_max = (uint32_t)max_u64(left < UINT32_MAX ? left : UINT32_MAX, least);
+    take(a, &ctx->parts_out, (uint64_t)ctx->part_rows_max * ctx->q_dim);
+    take(a, &ctx->parts_lse, (uint64_t)ctx->part_rows_max * shape->n_heads);
+    a->used = max_u64(end, a->used);
+}
+
+static void lay_out_device(qkc_context *ctx, arena *a)
+{
+    const qk_shape *shape = shape_of(ctx);
+    const qk_context_params *p = &ctx->head.params;
+    const uint64_t rows = p->rows_max, outputs = p->outputs_max;
+    const bool many = rows > QKC_SMALL_ROWS;
+
+    take(a, &ctx->plan.counts, 4);
+    take(a, &ctx->plan.state, 4);
+    take(a, &ctx->plan.token, rows);
+    take(a, &ctx->plan.position, rows);
+    take(a, &ctx->plan.row_seq, rows);
+    take(a, &ctx->plan.cos_sin, rows * shape->head_dim);
+    take(a, &ctx->plan.seqs, p->seqs_max);
+    take(a, &ctx->plan.pages, p->pages_max);
+    take(a, &ctx->plan.outputs, outputs);
+    take(a, &ctx->x, (uint64_t)ctx->rows_pad * shape->hidden);
+    take(a, &ctx->small_qkv, (uint64_t)ctx->small_max * ctx->qkv_dim);
+    take(a, &ctx->small_attn, (uint64_t)ctx->small_max * ctx->q_dim);
+    take(a, &ctx->small_act, (uint64_t)ctx->small_max * shape->ffn);
+    take(a, &ctx->out_x, many ? outputs * shape->hidden : 0);
+    take(a, &ctx->out_attn, many ? outputs * ctx->q_dim : 0);
+    take(a, &ctx->tail_counts, many ? (outputs + QKC_SMALL_ROWS - 1) / QKC_SMALL_ROWS * 4 : 0);
+    take(a, &ctx->tiles, ctx->tiles_max);
+    take(a, &ctx->merges, ctx->tiles_max);
+    take(a, &ctx->slots, p->slots_max);
+    take(a, &ctx->history, (uint64_t)p->slots_max * shape->vocab);
+    ctx->gemm_workspace = take_bytes(a, many ? QKC_GEMM_WORKSPACE_BYTES : 0, 1);
+    ctx->sample_workspace = take_bytes(a, qkc_sample_bytes(p->outputs_max, shape->vocab), 1);
+
+    /* Only the beginning of the decode attention's workspace, the part that no sequence needs, has to stay as it is. */
+    const uint64_t decode_begin = a->used;
+    ctx->decode_workspace =
+        take_bytes(a, qkc_attend_decode_bytes(0, shape->n_heads, shape->n_kv_heads, shape->head_dim), 1);
+    lay_out_shared(ctx, a,
+        decode_begin +
+            qkc_attend_decode_bytes(ctx->decode_max, shape->n_heads, shape->n_kv_heads, shape->head_dim));
+}
+
+static void lay_out_host(qkc_context *ctx, arena *a)
+{
+    for (uint32_t i = 0; i < QKC_HISTORY_STAGES; i++)
+        take(a, &ctx->stage[i], ctx->head.params.slots_max > 0 ? shape_of(ctx)->vocab : 0);
+    take(a, &ctx->slots_copy, ctx->head.params.slots_max);
+}
+
+static void lay_out_step(qkc_step *step, arena *a)
+{
+    const qkc_context *ctx = (const qkc_context *)step->head.context;
+    const qk_context_params *p = &ctx->head.params;
+    const uint64_t vocab = shape_of(ctx)->vocab;
+    take(a, &step->counts, 4);
+    take(a, &step->cancel, 1);
+    take(a, &step->status_word, 1);
+    take(a, &step->plan.tokens, p->rows_max);
+    take(a, &step->plan.seqs, p->seqs_max);
+    take(a, &step->plan.outputs, p->outputs_max);
+    take(a, &step->results, p->outputs_max);
+    take(a, &step->plan.pages, p->pages_max);
+    take(a, &step->tiles, ctx->tiles_max);
+    take(a, &step->merges, ctx->tiles_max);
+    take(a, &step->staged, p->logits_max * vocab);
+    if (p->logits_max > 0 &&
+        __builtin_mul_overflow((uint64_t)p->outputs_max * sizeof(float), vocab, &step->logits_bytes))
+        a->overflow = true;
+}
+
+/* ---- Context ------------------------------------------------------------------------------------------------- */
+
+/* What this backend does not run of what the interface allows. */
+static qk_status check_params(qkc_context *ctx)
+{
+    qkc_backend *backend = backend_of(ctx);
+    const qk_context_params *p = &ctx->head.params;
+    const qk_kv_layout *layout = &p->layout;
+    const qk_shape *shape = shape_of(ctx);
+    if (p->partial_max > 0)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "context: partial_max is %u, but this CUDA backend attends to pages in device memory alone; "
+            "expected 0",
+            p->partial_max);
+    if (layout->dtype != QK_BF16)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "context: layout.dtype is f32, but the CUDA backend keeps KV in bf16");
+    if (layout->token_stride % 16 != 0 || layout->v_offset % 16 != 0 || layout->head_stride % 16 != 0 ||
+        layout->layer_stride % 16 != 0 || layout->page_bytes % 16 != 0)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "context: a stride of the KV layout (token %u, value %llu, head %llu, layer %llu, page %llu) is "
+            "not a "
+            "multiple of 16 bytes",
+            layout->token_stride, (unsigned long long)layout->v_offset,
+            (unsigned long long)layout->head_stride, (unsigned long long)layout->layer_stride,
+            (unsigned long long)layout->page_bytes);
+    if ((shape->head_dim != 64 && shape->head_dim != 128) || shape->n_heads / shape->n_kv_heads > 8 ||
+        shape->hidden % 8 != 0 || shape->ffn % 8 != 0)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "context: head_dim %u, %u query heads a kv head, hidden %u, ffn %u: the CUDA backend runs "
+            "head_dim 64 and "
+            "128, at most 8 query heads a kv head, hidden and ffn that are multiples of 8",
+            shape->head_dim, shape->n_heads / shape->n_kv_heads, shape->hidden, shape->ffn);
+    return QK_OK;
+}
+
+/* Fills the sizes of @ctx, whose head is set. */
+static qk_status count(qkc_context *ctx, qk_sizes *out)
+{
+    qk_status status = check_params(ctx);
+    if (status != QK_OK)
+        return status;
+    qkc_step step = {};
+    step.head.context = (qk_context *)ctx;
+    arena device = {}, host = {}, of_step = {};
+    set_dimensions(ctx);
+    lay_out_device(ctx, &device);
+    lay_out_host(ctx, &host);
+    lay_out_step(&step, &of_step);
+    uint64_t step_bytes, host_bytes;
+    if (device.overflow || host.overflow || of_step.overflow ||
+        __builtin_add_overflow(of_step.used, step.logits_bytes + sizeof(step), &step_bytes) ||
+        step_bytes > UINT64_MAX / 4 ||
+        __builtin_add_overflow(2 * step_bytes, host.used + sizeof(*ctx), &host_bytes))
+        return qkc_fail(backend_of(ctx), QK_NO_MEMORY, cudaSuccess, "context: sizes overflow 64 bits");
+    ctx->block_bytes = device.used;
+    ctx->host_bytes = host.used;
+    out->device_bytes = device.used;
+    out->host_bytes = host_bytes;
+    return QK_OK;
+}
+
+qk_status qkc_context_measure(qk_model *model, const qk_context_params *params, qk_sizes *out)
+{
+    qkc_context ctx = {};
+    ctx.head.backend = ((qkc_model *)model)->head.backend;
+    ctx.head.model = model;
+    ctx.head.params = *params;
+    return count(&ctx, out);
+}
+
+/* A kind of product with its algorithms, which it then runs once each. */
+static qk_status prepare_product(qkc_context *ctx, uint32_t rows, uint32_t n_out, uint32_t n_in, bool add,
+    const qkc_bf16 *w, const qkc_bf16 *x, void *y)
+{
+    const qk_dtype y_dtype = add ? QK_F32 : QK_BF16;
+    qk_status status = qkc_gemm_prepare(ctx->gemm, rows, n_out, n_in, y_dtype, add);
+    if (status != QK_OK)
+        return status;
+    qkc_gemm_args a = {};
+    a.x = x, a.w = w, a.y = y;
+    a.y_dtype = y_dtype;
+    a.n_rows = rows, a.n_out = n_out, a.n_in = n_in;
+    a.add = add;
+    return qkc_gemm_warm(ctx->gemm, compute(ctx), ctx->gemm_workspace, &a);
+}
+
+static qk_status prepare_products(qkc_context *ctx)
+{
+    qkc_backend *backend = backend_of(ctx);
+    const qk_shape *shape = shape_of(ctx);
+    const qkc_layer *layer = &((const qkc_model *)ctx->head.model)->layers[0];
+    qk_status status = QK_OK;
+    if (ctx->head.params.rows_max <= QKC_SMALL_ROWS)
+        return QK_OK;
+    if (backend->gemm == NULL)
+        status = qkc_gemm_new(backend, &backend->gemm);
+    ctx->gemm = backend->gemm;
+    if (status == QK_OK)
+        status = prepare_product(
+            ctx, ctx->rows_pad, ctx->qkv_dim, shape->hidden, false, layer->qkv, ctx->norm, ctx->qkv);
+    if (status == QK_OK)
+        status =
+            prepare_product(ctx, ctx->rows_pad, shape->hidden, ctx->q_dim, true, layer->o, ctx->attn, ctx->x);
+    if (status == QK_OK)
+        status = prepare_product(
+            ctx, ctx->up_max, 2 * shape->ffn, shape->hidden, false, layer->gate_up, ctx->norm, ctx->gate_up);
+    if (status == QK_OK)
+        status = prepare_product(
+            ctx, ctx->down_max, shape->hidden, shape->ffn, true, layer->down, ctx->act, ctx->x);
+    return status;
+}
+
+/* Memory, events, the products' algorithms, zeroed counters and history, slots at -1. */
+static qk_status start_context(qkc_context *ctx)
+{
+    qkc_backend *backend = backend_of(ctx);
+    const qk_context_params *p = &ctx->head.params;
+    cudaError_t code = cudaMalloc(&ctx->block, ctx->block_bytes);
+    if (code != cudaSuccess)
+        return qkc_fail_memory(backend, code, "the workspace", ctx->block_bytes);
+    if (ctx->host_bytes > 0)
+        code = cudaHostAlloc(&ctx->host_block, ctx->host_bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (code != cudaSuccess)
+        return qkc_fail(backend, QK_NO_MEMORY, code, "context: no host memory for %llu pinned bytes",
+            (unsigned long long)ctx->host_bytes);
+    arena device = {(char *)ctx->block, 0, false}, host = {(char *)ctx->host_block, 0, false};
+    lay_out_device(ctx, &device);
+    lay_out_host(ctx, &host);
+    for (uint32_t i = 0; i < QKC_HISTORY_STAGES && code == cudaSuccess; i++)
+        code = cudaEventCreateWithFlags(&ctx->stage_done[i], cudaEventDisableTiming | cudaEventBlockingSync);
+    if (code == cudaSuccess)
+        code = cudaMemsetAsync(ctx->block, 0, ctx->block_bytes, compute(ctx));
+    if (code == cudaSuccess && p->slots_max > 0)
+        code = cudaMemsetAsync(ctx->slots, 0xff, p->slots_max * sizeof(*ctx->slots), compute(ctx));
+    if (code != cudaSuccess)
+        return qkc_fail(backend, QK_UNSUPPORTED, code, "context: clearing the workspace");
+    qk_status status = prepare_products(ctx);
+    if (status != QK_OK)
+        return status;
+    code = cudaStreamSynchronize(compute(ctx));
+    return code == cudaSuccess ? QK_OK
+                               : qkc_fail(backend, QK_UNSUPPORTED, code, "context: trying the products");
+}
+
+qk_status qkc_context_new(qk_model *model, const qk_context_params *params, qk_context **out)
+{
+    qkc_backend *backend = (qkc_backend *)((qkc_model *)model)->head.backend;
+    qk_status status = enter(backend);
+    if (status != QK_OK)
+        return status;
+    qkc_context *ctx = (qkc_context *)calloc(1, sizeof(*ctx));
+    if (ctx == NULL)
+        return qkc_fail(backend, QK_NO_MEMORY, cudaSuccess, "context: no memory");
+    ctx->head.backend = &backend->head;
+    ctx->head.model = model;
+    ctx->head.params = *params;
+    qk_sizes sizes;
+    status = count(ctx, &sizes);
+    if (status == QK_OK)
+        status = start_context(ctx);
+    if (status != QK_OK) {
+        qkc_context_free((qk_context *)ctx);
+        return status;
+    }
+    *out = (qk_context *)ctx;
+    return QK_OK;
+}
+
+void qkc_context_free(qk_context *context)
+{
+    qkc_context *ctx = (qkc_context *)context;
+    if (!qkc_is_lost(backend_of(ctx))) {
+        cudaSetDevice(backend_of(ctx)->device);
+        cudaStreamSynchronize(compute(ctx)); /* a history may be on its way */
+        for (uint32_t i = 0; i < QKC_HISTORY_STAGES; i++)
+            if (ctx->stage_done[i] != NULL)
+                cudaEventDestroy(ctx->stage_done[i]);
+        cudaFreeHost(ctx->host_block);
+        cudaFree(ctx->block);
+        cudaGetLastError();
+    }
+    free(ctx);
+}
+
+/* Goes through one of a few pinned buffers, in COMPUTE's order: running steps keep the history that was theirs. */
+qk_status qkc_context_set_history(
+    qk_context *context, uint32_t slot, const int32_t *ids, size_t n_ids, size_t n_prompt)
+{
+    qkc_context *ctx = (qkc_context *)context;
+    qkc_backend *backend = backend_of(ctx);
+    const uint64_t vocab = shape_of(ctx)->vocab;
+    uint8_t *history = ctx->history + slot * vocab;
+    qk_status status = enter(backend);
+    if (status != QK_OK)
+        return status;
+    cudaError_t code;
+    if (n_ids == 0) {
+        code = cudaMemsetAsync(history, 0, vocab, compute(ctx));
+    } else {
+        const uint32_t i = ctx->next_stage;
+        ctx->next_stage = (i + 1) % QKC_HISTORY_STAGES;
+        code = cudaEventSynchronize(ctx->stage_done[i]); /* at once when it was never recorded */
+        if (code == cudaSuccess) {
+            uint8_t *stage = ctx->stage[i];
+            memset(stage, 0, vocab);
+            for (size_t k = 0; k < n_ids; k++)
+                stage[ids[k]] |= k < n_prompt ? QK_SEEN : QK_SEEN | QK_SEEN_IN_REPLY;
+            code = cudaMemcpyAsync(history, stage, vocab, cudaMemcpyHostToDevice, compute(ctx));
+        }
+        if (code == cudaSuccess)
+            code = cudaEventRecord(ctx->stage_done[i], compute(ctx));
+    }
+    return code == cudaSuccess ? QK_OK : qkc_fail(backend, QK_UNSUPPORTED, code, "history of slot %u", slot);
+}
+
+/* ---- Graphs -------------------------------------------------------------------------------------------------- */
+
+static qkc_launch launch_on(const qkc_backend *backend, cudaStream_t stream)
+{
+    qkc_launch launch = {};
+    launch.stream = stream;
+    launch.pdl = backend->pdl;
+    launch.hopper = backend->hopper;
+    launch.n_sms = backend->n_sms;
+    return launch;
+}
+
+/* Rows of bucket @i: 1, 2, 4, ... up to the most sequences of a decode step; 0 when there is no such bucket. */
+static uint32_t bucket_rows(const qkc_context *ctx, uint32_t i)
+{
+    if (i > 0 && (1u << (i - 1)) >= ctx->decode_max)
+        return 0;
+    return min_u32(1u << i, ctx->decode_max);
+}
+
+static_assert((1u << (QKC_BUCKETS_MAX - 1)) >= QKC_SMALL_ROWS, "a bucket for every decode step");
+
+static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t bucket)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    qkc_backend *backend = backend_of(ctx);
+    qkc_pass pass = {};
+    pass.context = ctx;
+    pass.step = step;
+    pass.launch = launch_on(backend, stream);
+    pass.kind = QKC_PASS_DECODE;
+    pass.n_rows = bucket_rows(ctx, bucket);
+    pass.n_outputs = min_u32(pass.n_rows, ctx->head.params.outputs_max);
+
+    /* Relaxed: the first launch of a kernel loads it, which stricter modes may refuse. The stream is ours alone. */
+    cudaGraph_t graph = NULL;
+    cudaError_t code = cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed);
+    if (code != cudaSuccess)
+        return qkc_fail(backend, QK_UNSUPPORTED, code, "step: beginning a graph");
+    qk_status status = qkc_layers(&pass);
+    code = cudaStreamEndCapture(stream, &graph);
+    if (status == QK_OK && code == cudaSuccess)
+        code = cudaGraphInstantiate(&step->graphs[bucket], graph, 0);
+    if (status == QK_OK && code == cudaSuccess)
+        code = cudaGraphUpload(step->graphs[bucket], stream);
+    if (graph != NULL)
+        cudaGraphDestroy(graph);
+    if (status == QK_OK && code != cudaSuccess)
+        status = qkc_fail(backend, QK_UNSUPPORTED, code, "step: making the graph of %u rows", pass.n_rows);
+    return status;
+}
+
+static qk_status make_graphs(qkc_step *step)
+{
+    const qkc_context *ctx = (const qkc_context *)step->head.context;
+    cudaStream_t stream = NULL;
+    if (ctx->head.params.outputs_max == 0)
+        return QK_OK;
+    cudaError_t code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (code != cudaSuccess)
+        return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: a stream for graphs");
+    qk_status status = QK_OK;
+    for (uint32_t i = 0; i < QKC_BUCKETS_MAX && bucket_rows(ctx, i) > 0 && status == QK_OK; i++)
+        status = make_graph(step, stream, i);
+    code = cudaStreamSynchronize(stream);
+    if (status == QK_OK && code != cudaSuccess)
+        status = qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: uploading graphs");
+    cudaStreamDestroy(stream);
+    return status;
+}
+
+/* ---- Step objects -------------------------------------------------------------------------------------------- */
+
+static qk_status start_step(qkc_step *step)
+{
+    qkc_backend *backend = (qkc_backend *)step->head.backend;
+    arena a = {};
+    lay_out_step(step, &a);
+    step->block_bytes = a.used;
+    cudaError_t code = cudaHostAlloc(&step->block, a.used, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (code != cudaSuccess)
+        return qkc_fail(backend, QK_NO_MEMORY, code, "step: no host memory for %llu pinned bytes",
+            (unsigned long long)a.used);
+    memset(step->block, 0, a.used);
+    a = {(char *)step->block, 0, false};
+    lay_out_step(step, &a);
+    if (step->logits_bytes > 0) {
+        void *logits = mmap(NULL, step->logits_bytes, PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (logits == MAP_FAILED)
+            return qkc_fail(backend, QK_NO_MEMORY, cudaSuccess,
+                "step: no host memory for %llu bytes of logits: %s", (unsigned long long)step->logits_bytes,
+                strerror(errno));
+        step->logits = (float *)logits;
+    }
+    step->result.outputs = step->results;
+    step->result.logits = step->logits;
+    code = cudaEventCreateWithFlags(&step->done, cudaEventDisableTiming);
+    if (code != cudaSuccess)
+        return qkc_fail(backend, QK_UNSUPPORTED, code, "step: an event");
+    return make_graphs(step);
+}
+
+qk_status qkc_step_new(qk_context *context, qk_step **out)
+{
+    qkc_backend *backend = backend_of((qkc_context *)context);
+    qk_status status = enter(backend);
+    if (status != QK_OK)
+        return status;
+    qkc_step *step = (qkc_step *)calloc(1, sizeof(*step));
+    if (step == NULL)
+        return qkc_fail(backend, QK_NO_MEMORY, cudaSuccess, "step: no memory");
+    step->head.backend = &backend->head;
+    step->head.context = context;
+    status = start_step(step);
+    if (status != QK_OK) {
+        qkc_step_free((qk_step *)step);
+        return status;
+    }
+    *out = (qk_step *)step;
+    return QK_OK;
+}
+
+void qkc_step_free(qk_step *base)
+{
+    qkc_step *step = (qkc_step *)base;
+    qkc_backend *backend = (qkc_backend *)step->head.backend;
+    if (step->running)
+        qkc_step_wait(base);
+    if (!qkc_is_lost(backend)) {
+        cudaSetDevice(backend->device);
+        for (uint32_t i = 0; i < QKC_BUCKETS_MAX; i++)
+            if (step->graphs[i] != NULL)
+                cudaGraphExecDestroy(step->graphs[i]);
+        if (step->done != NULL)
+            cudaEventDestroy(step->done);
+        cudaFreeHost(step->block);
+        cudaGetLastError();
+    }
+    if (step->logits != NULL)
+        munmap(step->logits, step->logits_bytes);
+    free(step);
+}
+
+qk_plan *qkc_step_plan(qk_step *step)
+{
+    return &((qkc_step *)step)->plan;
+}
+
+const qk_result *qkc_step_result(qk_step *step)
+{
+    return &((qkc_step *)step)->result;
+}
+
+void qkc_step_cancel(qk_step *step)
+{
+    __atomic_store_n(((qkc_step *)step)->cancel, 1u, __ATOMIC_RELEASE);
+}
+
+/* ---- Submitting ---------------------------------------------------------------------------------------------- */
+
+/* Tiles of the plan, cut into the step's pinned memory and sent to the device. */
+static qk_status send_tiles(qkc_step *step, qkc_pass *pass)
+{
+    qkc_context *ctx = pass->context;
+    qkc_backend *backend = backend_of(ctx);
+    const qk_shape *shape = shape_of(ctx);
+    const bool hopper =
+        backend->hopper && qkc_attend_prefill_hopper_runs(shape->n_heads, shape->n_kv_heads, shape->head_dim);
+    qkc_cut_tiles(&step->plan, shape->n_heads, shape->n_kv_heads, shape->head_dim, hopper, backend->n_sms,
+        ctx->part_rows_max, step->tiles, step->merges, &pass->tiling);
+    cudaError_t code = cudaMemcpyAsync(ctx->tiles, step->tiles, pass->tiling.n_tiles * sizeof(*step->tiles),
+        cudaMemcpyHostToDevice, compute(ctx));
+    if (code == cudaSuccess && pass->tiling.n_merges > 0)
+        code = cudaMemcpyAsync(ctx->merges, step->merges, pass->tiling.n_merges * sizeof(*step->merges),
+            cudaMemcpyHostToDevice, compute(ctx));
+    return code == cudaSuccess ? QK_OK : qkc_fail(backend, QK_UNSUPPORTED, code, "step: sending tiles");
+}
+
+static qk_status launch_pass(qkc_step *step, bool decode)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    const qk_plan *plan = &step->plan;
+    qkc_pass pass = {};
+    pass.context = ctx;
+    pass.step = step;
+    pass.launch = launch_on(backend_of(ctx), compute(ctx));
+    pass.kind = decode ? QKC_PASS_DECODE : plan->n_rows <= QKC_SMALL_ROWS ? QKC_PASS_FEW : QKC_PASS_MANY;
+    pass.n_rows = plan->n_rows;
+    pass.n_outputs = plan->n_outputs;
+    qk_status status = decode ? QK_OK : send_tiles(step, &pass);
+    return status == QK_OK ? qkc_layers(&pass) : status;
+}
+
+static qk_status launch_graph(qkc_step *step)
+{
+    const qkc_context *ctx = (const qkc_context *)step->head.context;
+    uint32_t bucket = 0;
+    while (bucket_rows(ctx, bucket) < step->plan.n_rows)
+        bucket++;
+    cudaError_t code = cudaGraphLaunch(step->graphs[bucket], compute(ctx));
+    return code == cudaSuccess ? QK_OK
+                               : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code,
+                                     "step: launching the graph of %u rows", bucket_rows(ctx, bucket));
+}
+
+/* Copies of the raw logits that were asked for, then the event that ends the step. */
+static qk_status enqueue_end(qkc_step *step)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    const uint64_t vocab = shape_of(ctx)->vocab;
+    cudaError_t code = cudaSuccess;
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < step->plan.n_outputs && code == cudaSuccess; i++)
+        if (step->plan.outputs[i].flags & QK_OUTPUT_LOGITS)
+            code = cudaMemcpyAsync(step->staged + n++ * vocab, ctx->logits + i * vocab, vocab * sizeof(float),
+                cudaMemcpyDeviceToHost, compute(ctx));
+    if (code == cudaSuccess)
+        code = cudaEventRecord(step->done, compute(ctx));
+    return code == cudaSuccess ? QK_OK : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: ending it");
+}
+
+static void set_status(qkc_step *step, qk_status status)
+{
+    step->running = false;
+    step->status = status;
+    snprintf(step->error, sizeof(step->error), "%s", ((qkc_backend *)step->head.backend)->error);
+}
+
+qk_status qkc_step_submit(qk_step *base)
+{
+    qkc_step *step = (qkc_step *)base;
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    const qk_plan *plan = &step->plan;
+    qk_status status = enter(backend_of(ctx));
+    if (status != QK_OK)
+        return status;
+    step->counts[0] = plan->n_rows;
+    step->counts[1] = plan->n_seqs;
+    step->counts[2] = plan->n_pages;
+    step->counts[3] = plan->n_outputs;
+    __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
+    __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
+
+    const bool decode = plan->n_seqs == plan->n_rows && plan->n_rows <= ctx->decode_max;
+    status = decode && plan->n_outputs > 0 ? launch_graph(step) : launch_pass(step, decode);
+    if (status == QK_OK)
+        status = enqueue_end(step);
+    if (status == QK_OK) {
+        step->running = true;
+        step->status = QK_PENDING;
+        return QK_OK;
+    }
+    set_status(step, status);
+    if (status != QK_DEVICE_LOST)
+        cudaStreamSynchronize(compute(ctx)); /* what was launched reads the step's memory */
+    return status;
+}
+
+/* ---- Ending -------------------------------------------------------------------------------------------------- */
+
+/* Names the row that took an unwritten slot; a step behind may have written it in the meantime. */
+static qk_status fail_slot(qkc_step *step)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    const qk_plan *plan = &step->plan;
+    const uint32_t n_slots = ctx->head.params.slots_max;
+    cudaError_t code =
+        cudaMemcpy(ctx->slots_copy, ctx->slots, n_slots * sizeof(*ctx->slots), cudaMemcpyDeviceToHost);
+    if (code != cudaSuccess)
+        return qkc_fail(backend_of(ctx), QK_DEVICE_LOST, code, "step: reading the token slots");
+    for (uint32_t row = 0; row < plan->n_rows; row++)
+        if (plan->tokens[row] < 0 && ctx->slots_copy[~plan->tokens[row]] < 0)
+            return qkc_fail(backend_of(ctx), QK_INVALID, cudaSuccess,
+                "step: row %u takes slot %u, which no step has written", row, (uint32_t)~plan->tokens[row]);
+    return qkc_fail(
+        backend_of(ctx), QK_INVALID, cudaSuccess, "step: a row takes a slot that no step had written");
+}
+
+/* The step has come to its end on the device: its status, and its raw logits to where the result says. */
+static void finish(qkc_step *step)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    const uint32_t word = __atomic_load_n(step->status_word, __ATOMIC_ACQUIRE);
+    const uint64_t vocab = shape_of(ctx)->vocab;
+    uint64_t n = 0;
+    switch (word) {
+    case QK_OK:
+        for (uint32_t i = 0; i < step->plan.n_outputs; i++)
+            if (step->plan.outputs[i].flags & QK_OUTPUT_LOGITS)
+                memcpy(step->logits + i * vocab, step->staged + n++ * vocab, vocab * sizeof(float));
+        step->running = false;
+        step->status = QK_OK;
+        return;
+    case QK_CANCELLED:
+        set_status(
+            step, qkc_fail(backend_of(ctx), QK_CANCELLED, cudaSuccess, "step: cancelled between two layers"));
+        return;
+    case QK_INVALID:
+        set_status(step, fail_slot(step));
+        return;
+    default:
+        set_status(step, qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
+                             "step: ended without a status (%u)", word));
+    }
+}
+
+/* A step that was never submitted reads as done. */
+qk_status qkc_step_poll(qk_step *base)
+{
+    qkc_step *step = (qkc_step *)base;
+    if (!step->running)
+        return step->status;
+    qkc_backend *backend = (qkc_backend *)step->head.backend;
+    qk_status status = enter(backend);
+    if (status != QK_OK) {
+        set_status(step, status);
+        return status;
+    }
+    cudaError_t code = cudaEventQuery(step->done);
+    if (code == cudaErrorNotReady)
+        return QK_PENDING;
+    if (code == cudaSuccess)
+        finish(step);
+    else
+        set_status(step, qkc_fail(backend, QK_DEVICE_LOST, code, "step of %u rows, %u outputs",
+                             step->plan.n_rows, step->plan.n_outputs));
+    return step->status;
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* A short step is met at once; a long one costs no processor. */
+qk_status qkc_step_wait(qk_step *base)
+{
+    qkc_step *step = (qkc_step *)base;
+    const int64_t begin = now_ns();
+    qk_status status;
+    while ((status = qkc_step_poll(base)) == QK_PENDING)
+        if (now_ns() - begin > SPIN_NS) {
+            const struct timespec pause = {0, SLEEP_NS};
+            nanosleep(&pause, NULL);
+        }
+    if (status == QK_OK)
+        return QK_OK;
+    return qkc_fail((qkc_backend *)step->head.backend, status, cudaSuccess, "%s", step->error);
+}
