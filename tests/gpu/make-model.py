@@ -6,7 +6,7 @@
 4b is Qwen3-4B's shape (8.04 GB in bf16), small has 4 layers of hidden 1024, tiny needs no torch. With torch, norms and
 projections are set layer by layer on a random prompt of 1,024 tokens: q_norm and k_norm until the key that a query
 likes best holds 0.3 of the mass in the median, o_proj until attention adds a third of the residual, down_proj until the
-MLP adds 0.08 of it. With fresh random weights attention would be flat and a lost page would hide below rounding. The
+MLP adds 0.06 of it. With fresh random weights attention would be flat and a lost page would hide below rounding. The
 MLP stays small so that the embedding of the last token is still seen after 36 layers: then the best logit stands out,
 and two right programs seldom differ in it.
 
@@ -23,10 +23,11 @@ import time
 SHAPES = {
     "4b": dict(layers=36, heads=32, kv_heads=8, head_dim=128, hidden=2560, ffn=9728, vocab=151936, tied=True),
     "small": dict(layers=4, heads=16, kv_heads=8, head_dim=128, hidden=1024, ffn=3072, vocab=16384, tied=True),
+    "mini": dict(layers=6, heads=8, kv_heads=2, head_dim=64, hidden=512, ffn=1024, vocab=8192, tied=True),
     "tiny": dict(layers=2, heads=4, kv_heads=2, head_dim=64, hidden=128, ffn=256, vocab=6400, tied=False),
 }
 EMBED_STD = 0.02
-TOP_MASS, ATTENTION, MLP = 0.3, 1 / 3, 0.08
+TOP_MASS, ATTENTION, MLP = 0.3, 1 / 3, 0.06
 PROMPT = 1024
 
 

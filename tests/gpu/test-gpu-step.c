@@ -27,7 +27,8 @@ enum { N_STREAMS = 3, N_PAGES = 320, ROWS_MAX = 640, SEQS_MAX = 80 };
 static struct {
     const char *backend, *isa, *name; /* what is tested */
     bool small, self;
-} subject = {.backend = "cuda"};
+    uint32_t n_drawn; /* tokens of a reply */
+} subject = {.backend = "cuda", .n_drawn = 40};
 
 typedef struct {
     const char *name;
@@ -453,7 +454,7 @@ static void generate(
     }
     fill_sampling(r, 0, rows, n, 0, s);
     submit(r, 0);
-    for (uint32_t k = 0; k < N_DRAWN; k++) {
+    for (uint32_t k = 0; k < subject.n_drawn; k++) {
         const uint32_t step = ahead ? k % 2 : 0, next = ahead ? (k + 1) % 2 : 0;
         if (!ahead)
             for (uint32_t i = 0; i < n; i++)
@@ -461,7 +462,7 @@ static void generate(
         for (uint32_t i = 0; i < n; i++)
             rows[i] =
                 (rig_rows){ahead ? &slots[i] : &drawn[i][k], 1, rows[i].start + rows[i].n_rows, q[i].pages};
-        if (ahead || k + 1 < N_DRAWN) {
+        if (ahead || k + 1 < subject.n_drawn) {
             fill_sampling(r, next, rows, n, 0, s);
             submit(r, next);
         }
@@ -470,12 +471,12 @@ static void generate(
                 drawn[i][k] = token_of(r, step, i);
     }
     if (ahead)
-        token_of(r, N_DRAWN % 2, 0); /* one step too many: its token is dropped */
+        token_of(r, subject.n_drawn % 2, 0); /* one step too many: its token is dropped */
 }
 
 static void test_slots(runner *t)
 {
-    int32_t host[5][N_DRAWN], ahead[5][N_DRAWN], again[5][N_DRAWN];
+    int32_t host[5][N_DRAWN] = {{0}}, ahead[5][N_DRAWN] = {{0}}, again[5][N_DRAWN] = {{0}};
     sequence q[5], elsewhere[5];
     shuffle_pages(t, 5);
     for (uint32_t i = 0; i < 5; i++)
@@ -646,7 +647,7 @@ static void test_history(runner *t)
     rig_rows rows = {q.stream->tokens, N_PROMPT, 0, q.pages};
     fill_sampling(&t->r, 0, &rows, 1, 1, s);
     submit(&t->r, 0);
-    for (uint32_t k = 1; k <= N_DRAWN; k++) {
+    for (uint32_t k = 1; k <= subject.n_drawn; k++) {
         rows = (rig_rows){&slot, 1, N_PROMPT + k - 1, q.pages};
         fill_sampling(&t->r, k % 2, &rows, 1, 1, s);
         submit(&t->r, k % 2);
@@ -654,9 +655,9 @@ static void test_history(runner *t)
         repeated = repeated || seen[drawn];
         seen[drawn] = true;
     }
-    token_of(&t->r, N_DRAWN % 2, 0);
-    tap_ok(!repeated, "%s: sampling into a slot adds to its history: %d tokens, none twice", subject.name,
-        N_DRAWN);
+    token_of(&t->r, subject.n_drawn % 2, 0);
+    tap_ok(!repeated, "%s: sampling into a slot adds to its history: %u tokens, none twice", subject.name,
+        subject.n_drawn);
     tap_require(qk_context_set_history(t->r.context, 1, NULL, 0, 0) == QK_OK);
 }
 
@@ -914,7 +915,7 @@ int main(int argc, char **argv)
     const char *wanted = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--small") == 0)
-            subject.small = true;
+            subject.small = true, subject.n_drawn = 10;
         else if (strcmp(argv[i], "--self") == 0)
             subject.self = true;
         else if (strcmp(argv[i], "--path") == 0 && i + 1 < argc)
