@@ -2,13 +2,18 @@
  *
  * For each depth D a session is filled with D tokens; then a prompt of P new tokens is timed to its first token, and G
  * tokens are decoded greedily with end tokens ignored. Turns: one conversation of T turns of P + G tokens on the
- * session of the first depth. Token ids are pseudo-random and fixed, so that runs compare. Each figure is the median
- * of the repetitions. Bytes a decoded token reads: the weights (a tied embedding once, an untied one's row not
- * counted) and the KV before it. */
+ * session of the first depth. Cold: a prompt of N tokens in a fresh session, to its first token. End to end: the wall
+ * time of a prompt of P tokens and N tokens after it, greedy and, with a temperature, sampled too. Batch: N sessions of
+ * one depth decode at the same time; tokens a second of wall time from the first token to the last. Load: from the call
+ * to ready, the first time (which opens the device too) and again (the files are in the page cache, the device open).
+ *
+ * Token ids are pseudo-random and fixed, so that runs compare. Each figure is the median of the repetitions. Bytes a
+ * decoded token reads: the weights (a tied embedding once, an untied one's row not counted) and the KV before it. */
 #include "app/cli/cli.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,13 +21,16 @@
 #include "app/cli/cli-json.h"
 
 #define REPEATS_MAX 100
+#define BATCH_MAX 256 /* the engine's sessions */
+#define BATCH_WAIT_US 20000
 
 typedef struct
 {
   CliEngineOptions engine;
-  char *depths;
-  int prompt, gen, turns, repeats;
-  gboolean json;
+  char *depths, *cold, *batches;
+  int prompt, gen, turns, repeats, e2e, batch_depth, step_rows;
+  double temperature, top_p;
+  gboolean json, reload;
 } Options;
 
 typedef struct
@@ -31,12 +39,14 @@ typedef struct
   qe_engine *engine;
   qe_model_info *info;
   double read_bytes_per_s, flops;
+  double load_s, reload_s;   /* reload_s 0: not measured */
+  guint64 kv_bytes_reserved; /* the most that any stage left reserved */
   guint64 random;
 } Bench;
 
 typedef struct
 {
-  double first_token_ms, prefill_tokens_per_s, ms_per_token;
+  double first_token_ms, prefill_tokens_per_s, ms_per_token, wall_ms;
   uint32_t n_reused, n_new;
 } Figures;
 
@@ -53,27 +63,56 @@ fill_random (Bench *bench, GArray *ids, guint n)
     }
 }
 
+static void
+note_memory (Bench *bench)
+{
+  const qe_snapshot *snapshot = qe_engine_dup_snapshot (bench->engine);
+  guint64 reserved = 0;
+
+  for (guint i = 0; i < QE_N_TIERS; i++)
+    reserved += snapshot->tiers[i].bytes_reserved;
+  bench->kv_bytes_reserved = MAX (bench->kv_bytes_reserved, reserved);
+  qe_snapshot_unref (snapshot);
+}
+
+static void
+fill_params (const Bench *bench, qe_session_id session, const GArray *ids, uint32_t n_gen,
+             gboolean sampled, qe_generate_params *params)
+{
+  qe_generate_params_init (params, bench->info);
+  params->session = session;
+  params->ids = (const uint32_t *)(gpointer)ids->data;
+  params->n_ids = ids->len;
+  params->max_tokens = n_gen;
+  params->ignore_eos = true;
+  params->sampling = (qe_sampling_params){ .top_p = 1, .repetition_penalty = 1 };
+  if (sampled)
+    {
+      params->sampling.temperature = bench->options->temperature;
+      params->sampling.top_p = bench->options->top_p;
+      params->sampling.seed = 1;
+      params->sampling.has_seed = true;
+    }
+}
+
 /* One request over the exact @ids. The reply's ids are appended. */
 static gboolean
-run_request (Bench *bench, qe_session_id session, GArray *ids, uint32_t n_gen, Figures *out,
-             GError **error)
+run_request (Bench *bench, qe_session_id session, GArray *ids, uint32_t n_gen, gboolean sampled,
+             Figures *out, GError **error)
 {
   g_autoptr (qe_request) request = NULL;
   qe_generate_params params;
   CliReply reply = { 0 };
+  gint64 begin = g_get_monotonic_time ();
   gboolean ok;
 
-  qe_generate_params_init (&params, bench->info);
-  params.session = session;
-  params.ids = (const uint32_t *)(gpointer)ids->data;
-  params.n_ids = ids->len;
-  params.max_tokens = n_gen;
-  params.ignore_eos = true;
-  params.sampling.temperature = 0;
+  fill_params (bench, session, ids, n_gen, sampled, &params);
   request = qe_engine_generate (bench->engine, &params, error);
   if (request == NULL)
     return FALSE;
   cli_reply_run (&reply, request, NULL);
+  out->wall_ms = (double)(g_get_monotonic_time () - begin) / 1000;
+  note_memory (bench);
   ok = reply.finish == QE_FINISH_LENGTH;
   if (ok)
     {
@@ -127,10 +166,10 @@ run_depth (Bench *bench, uint32_t depth, Figures *out, GError **error)
         {
           /* The fill's last token is its one generated token, so that exactly depth tokens come before the prompt. */
           fill_random (bench, ids, MAX (depth, 2) - 1);
-          ok = run_request (bench, session, ids, 1, &f, error);
+          ok = run_request (bench, session, ids, 1, FALSE, &f, error);
         }
       fill_random (bench, ids, (guint)o->prompt);
-      ok = ok && run_request (bench, session, ids, (uint32_t)o->gen, &f, error);
+      ok = ok && run_request (bench, session, ids, (uint32_t)o->gen, FALSE, &f, error);
       if (session != 0)
         qe_engine_close_session (bench->engine, session);
       if (!ok)
@@ -210,7 +249,7 @@ run_turns (Bench *bench, GString *json, GError **error)
       Figures f = { 0 };
 
       fill_random (bench, ids, (guint)o->prompt);
-      ok = run_request (bench, session, ids, (uint32_t)o->gen, &f, error);
+      ok = run_request (bench, session, ids, (uint32_t)o->gen, FALSE, &f, error);
       if (!ok)
         break;
       if (!o->json)
@@ -228,36 +267,360 @@ run_turns (Bench *bench, GString *json, GError **error)
   return ok;
 }
 
+/* "16,64" into @out. */
+static gboolean
+parse_list (const char *option, const char *text, guint64 min, guint64 max, GArray *out,
+            GError **error)
+{
+  g_auto (GStrv) fields = g_strsplit (text, ",", -1);
+
+  for (char **field = fields; *field != NULL; field++)
+    {
+      guint64 value;
+      uint32_t n;
+
+      if (!g_ascii_string_to_unsigned (*field, 10, min, max, &value, NULL))
+        {
+          g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
+                       "%s: expected numbers from %" G_GUINT64_FORMAT " to %" G_GUINT64_FORMAT
+                       ", found “%s”",
+                       option, min, max, *field);
+          return FALSE;
+        }
+      n = (uint32_t)value;
+      g_array_append_val (out, n);
+    }
+  return TRUE;
+}
+
+/* A prompt of @n_prompt tokens and @n_gen after it, each time in a fresh session. */
+static gboolean
+run_fresh (Bench *bench, uint32_t n_prompt, uint32_t n_gen, gboolean sampled, Figures *out,
+           GError **error)
+{
+  double first[REPEATS_MAX], wall[REPEATS_MAX];
+
+  for (int i = 0; i < bench->options->repeats; i++)
+    {
+      g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+      qe_session_id session = qe_engine_open_session (bench->engine, error);
+      gboolean ok;
+
+      if (session == 0)
+        return FALSE;
+      fill_random (bench, ids, n_prompt);
+      ok = run_request (bench, session, ids, n_gen, sampled, out, error);
+      qe_engine_close_session (bench->engine, session);
+      if (!ok)
+        return FALSE;
+      first[i] = out->first_token_ms;
+      wall[i] = out->wall_ms;
+    }
+  out->first_token_ms = median (first, bench->options->repeats);
+  out->wall_ms = median (wall, bench->options->repeats);
+  return TRUE;
+}
+
+static gboolean
+run_cold (Bench *bench, GString *json, GError **error)
+{
+  g_autoptr (GArray) list = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+
+  if (!parse_list ("--cold", bench->options->cold, 1, bench->info->context_max - 1, list, error))
+    return FALSE;
+  g_string_append (json, ", \"cold\": [");
+  for (guint i = 0; i < list->len; i++)
+    {
+      uint32_t n = g_array_index (list, uint32_t, i);
+      Figures f = { 0 };
+
+      if (!run_fresh (bench, n, 1, FALSE, &f, error))
+        return FALSE;
+      if (!bench->options->json)
+        printf ("cold prompt of %6u  first token %9.2f ms\n", n, f.first_token_ms);
+      g_string_append_printf (json, "%s{\"n\": %u, \"ttft_ms\": ", i > 0 ? ", " : "", n);
+      cli_json_append_number (json, f.first_token_ms, 3);
+      g_string_append_c (json, '}');
+    }
+  g_string_append_c (json, ']');
+  return TRUE;
+}
+
+static gboolean
+run_end_to_end (Bench *bench, GString *json, GError **error)
+{
+  const Options *o = bench->options;
+
+  g_string_append (json, ", \"e2e\": [");
+  for (int sampled = 0; sampled <= (o->temperature > 0); sampled++)
+    {
+      Figures f = { 0 };
+
+      if (!run_fresh (bench, (uint32_t)o->prompt, (uint32_t)o->e2e, sampled, &f, error))
+        return FALSE;
+      if (!o->json)
+        printf ("%d tokens after a prompt of %d, %s  %9.2f ms\n", o->e2e, o->prompt,
+                sampled ? "sampled" : "greedy ", f.wall_ms);
+      g_string_append_printf (json, "%s{\"prompt\": %d, \"gen\": %d, \"temperature\": ",
+                              sampled ? ", " : "", o->prompt, o->e2e);
+      cli_json_append_number (json, sampled ? o->temperature : 0, 3);
+      g_string_append (json, ", \"top_p\": ");
+      cli_json_append_number (json, sampled ? o->top_p : 1, 3);
+      g_string_append (json, ", \"ms\": ");
+      cli_json_append_number (json, f.wall_ms, 3);
+      g_string_append (json, ", \"ms_per_token\": ");
+      cli_json_append_number (json, f.ms_per_token, 4);
+      g_string_append_c (json, '}');
+    }
+  g_string_append_c (json, ']');
+  return TRUE;
+}
+
+/* ---- Several sessions at once ---- */
+
+typedef struct
+{
+  GMutex mutex;
+  GCond cond;
+  gboolean news;
+} News;
+
+static void
+on_news (void *user)
+{
+  News *news = user;
+
+  g_mutex_lock (&news->mutex);
+  news->news = TRUE;
+  g_cond_signal (&news->cond);
+  g_mutex_unlock (&news->mutex);
+}
+
+static void
+wait_for_news (News *news)
+{
+  gint64 end = g_get_monotonic_time () + BATCH_WAIT_US;
+
+  g_mutex_lock (&news->mutex);
+  while (!news->news && g_cond_wait_until (&news->cond, &news->mutex, end))
+    ;
+  news->news = FALSE;
+  g_mutex_unlock (&news->mutex);
+}
+
+/* Takes from all until all are done. @out: tokens after those that came with the first news, and their seconds. */
+static gboolean
+follow_batch (qe_request **requests, guint n, News *news, guint64 *n_tokens, double *seconds,
+              GError **error)
+{
+  gboolean done[BATCH_MAX] = { FALSE };
+  gint64 first = 0, last = 0;
+  guint n_done = 0;
+
+  *n_tokens = 0;
+  while (n_done < n)
+    {
+      wait_for_news (news);
+      for (guint i = 0; i < n; i++)
+        {
+          qe_update update = { 0 };
+
+          if (!done[i] && qe_request_take (requests[i], &update))
+            {
+              *n_tokens += update.n_ids;
+              done[i] = update.state == QE_REQUEST_DONE;
+              n_done += done[i];
+              if (done[i] && update.finish != QE_FINISH_LENGTH && *error == NULL)
+                g_set_error (error, QE_ERROR, QE_ERROR_FAILED, "a session of the batch ended: %s",
+                             update.error != NULL ? update.error->message
+                                                  : qe_finish_name (update.finish));
+            }
+          qe_update_clear (&update);
+        }
+      last = g_get_monotonic_time ();
+      if (first == 0 && *n_tokens > 0)
+        {
+          first = last;
+          *n_tokens = 0;
+        }
+      if (*error != NULL)
+        return FALSE;
+    }
+  *seconds = (double)(last - first) / G_USEC_PER_SEC;
+  return TRUE;
+}
+
+static gboolean
+run_batch_once (Bench *bench, uint32_t n, double *tokens_per_s, GError **error)
+{
+  const Options *o = bench->options;
+  qe_session_id sessions[BATCH_MAX] = { 0 };
+  qe_request *requests[BATCH_MAX] = { NULL };
+  g_autoptr (GPtrArray) prompts = g_ptr_array_new_with_free_func ((GDestroyNotify)g_array_unref);
+  News news = { .news = TRUE };
+  g_autoptr (GError) local = NULL;
+  guint64 n_tokens = 0;
+  double seconds = 0;
+  gboolean ok = TRUE;
+  uint32_t n_started = 0;
+
+  g_mutex_init (&news.mutex);
+  g_cond_init (&news.cond);
+  for (uint32_t i = 0; i < n && ok; i++)
+    {
+      GArray *ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+      Figures f;
+
+      g_ptr_array_add (prompts, ids);
+      fill_random (bench, ids, (guint)MAX (o->batch_depth, 2) - 1);
+      sessions[i] = qe_engine_open_session (bench->engine, &local);
+      ok = sessions[i] != 0 && run_request (bench, sessions[i], ids, 1, FALSE, &f, &local);
+    }
+  for (uint32_t i = 0; i < n && ok; i++)
+    {
+      qe_generate_params params;
+
+      fill_random (bench, prompts->pdata[i], 1);
+      fill_params (bench, sessions[i], prompts->pdata[i], (uint32_t)o->gen, FALSE, &params);
+      params.wakeup = on_news;
+      params.wakeup_user = &news;
+      requests[i] = qe_engine_generate (bench->engine, &params, &local);
+      ok = requests[i] != NULL;
+      n_started += ok;
+    }
+  ok = ok && follow_batch (requests, n, &news, &n_tokens, &seconds, &local);
+  note_memory (bench);
+  for (uint32_t i = 0; i < n_started; i++)
+    {
+      /* After an error some may still run: their news must not outlive @news. */
+      qe_request_cancel (requests[i]);
+      for (gboolean done = FALSE; !done;)
+        {
+          qe_update update = { 0 };
+
+          done = !qe_request_take (requests[i], &update) ? ok : update.state == QE_REQUEST_DONE;
+          qe_update_clear (&update);
+          if (!done)
+            qe_request_wait (requests[i], 50);
+        }
+      qe_request_unref (requests[i]);
+    }
+  for (uint32_t i = 0; i < n; i++)
+    if (sessions[i] != 0)
+      qe_engine_close_session (bench->engine, sessions[i]);
+  g_mutex_clear (&news.mutex);
+  g_cond_clear (&news.cond);
+  *tokens_per_s = seconds > 0 ? (double)n_tokens / seconds : 0;
+  if (!ok)
+    g_propagate_error (error, g_steal_pointer (&local));
+  return ok;
+}
+
+static gboolean
+run_batches (Bench *bench, GString *json, GError **error)
+{
+  const Options *o = bench->options;
+  g_autoptr (GArray) list = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+
+  if (!parse_list ("--batch", o->batches, 1, BATCH_MAX, list, error))
+    return FALSE;
+  g_string_append (json, ", \"batches\": [");
+  for (guint i = 0; i < list->len; i++)
+    {
+      uint32_t n = g_array_index (list, uint32_t, i);
+      double rates[REPEATS_MAX], rate;
+
+      for (int k = 0; k < o->repeats; k++)
+        if (!run_batch_once (bench, n, &rates[k], error))
+          return FALSE;
+      rate = median (rates, o->repeats);
+      if (!o->json)
+        printf ("batch %3u at depth %d  %9.1f tok/s  %8.3f ms a step\n", n, o->batch_depth, rate,
+                rate > 0 ? 1000 * n / rate : 0);
+      g_string_append_printf (json, "%s{\"n\": %u, \"depth\": %d, \"gen\": %d, \"tokens_per_s\": ",
+                              i > 0 ? ", " : "", n, o->batch_depth, o->gen);
+      cli_json_append_number (json, rate, 2);
+      g_string_append_c (json, '}');
+    }
+  g_string_append_c (json, ']');
+  return TRUE;
+}
+
 static gboolean
 run_all (Bench *bench, GString *json, GError **error)
 {
   const Options *o = bench->options;
-  g_auto (GStrv) depths = g_strsplit (o->depths != NULL ? o->depths : "0", ",", -1);
-  Figures warm_up;
-  gboolean first = TRUE;
+  g_autoptr (GArray) depths = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+  Figures f;
 
-  if (!run_depth (bench, 0, &warm_up, error))
+  if (!parse_list ("--depth", o->depths != NULL ? o->depths : "0", 0, bench->info->context_max,
+                   depths, error)
+      || !run_depth (bench, 0, &f, error)) /* a warm-up */
     return FALSE;
   g_string_append (json, ", \"depths\": [");
-  for (char **d = depths; *d != NULL; d++)
+  for (guint i = 0; i < depths->len; i++)
     {
-      guint64 depth;
-      Figures f;
+      uint32_t depth = g_array_index (depths, uint32_t, i);
 
-      if (!g_ascii_string_to_unsigned (*d, 10, 0, bench->info->context_max, &depth, NULL))
-        {
-          g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
-                       "--depth: expected numbers from 0 to %u, found “%s”",
-                       bench->info->context_max, *d);
-          return FALSE;
-        }
-      if (!run_depth (bench, (uint32_t)depth, &f, error))
+      if (!run_depth (bench, depth, &f, error))
         return FALSE;
-      report_depth (bench, (uint32_t)depth, &f, first, json);
-      first = FALSE;
+      report_depth (bench, depth, &f, i == 0, json);
     }
   g_string_append_c (json, ']');
-  return o->turns == 0 || run_turns (bench, json, error);
+  return (o->turns == 0 || run_turns (bench, json, error))
+         && (o->cold == NULL || run_cold (bench, json, error))
+         && (o->e2e == 0 || run_end_to_end (bench, json, error))
+         && (o->batches == NULL || run_batches (bench, json, error));
+}
+
+/* Loads the model again: the device is open by then, and the files are in the page cache. */
+static gboolean
+load_again (Bench *bench, GError **error)
+{
+  gint64 begin;
+
+  qe_engine_unload (bench->engine);
+  begin = g_get_monotonic_time ();
+  qe_engine_load (bench->engine, bench->info->dir);
+  if (!qe_engine_wait_ready (bench->engine, error))
+    return FALSE;
+  bench->reload_s = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
+  return TRUE;
+}
+
+static void
+report_start (const Bench *bench, GString *json)
+{
+  const Options *o = bench->options;
+
+  if (!o->json)
+    {
+      printf ("%s, prompt %d, gen %d, median of %d; this machine reads %.2f GB/s and does %.1f "
+              "GFLOP/s\n",
+              bench->info->name, o->prompt, o->gen, o->repeats, bench->read_bytes_per_s / 1e9,
+              bench->flops / 1e9);
+      printf ("loaded in %.2f s", bench->load_s);
+      if (o->reload)
+        printf (", again in %.2f s", bench->reload_s);
+      putchar ('\n');
+    }
+  cli_json_append_string (json, bench->info->name, -1);
+  g_string_append (json, ", \"machine\": {\"read_gb_per_s\": ");
+  cli_json_append_number (json, bench->read_bytes_per_s / 1e9, 3);
+  g_string_append (json, ", \"f32_gflops\": ");
+  cli_json_append_number (json, bench->flops / 1e9, 2);
+  g_string_append_printf (json, "}, \"repeats\": %d, \"weight_bytes\": %" G_GUINT64_FORMAT,
+                          o->repeats, bench->info->weight_bytes);
+  g_string_append_printf (json, ", \"kv_bytes_per_token\": %" G_GUINT64_FORMAT,
+                          bench->info->kv_bytes_per_token);
+  g_string_append (json, ", \"load\": {\"first_s\": ");
+  cli_json_append_number (json, bench->load_s, 3);
+  if (o->reload)
+    {
+      g_string_append (json, ", \"again_s\": ");
+      cli_json_append_number (json, bench->reload_s, 3);
+    }
+  g_string_append_c (json, '}');
 }
 
 /* In a process of its own: the half gigabyte that it reads is no memory of ours, and nothing else runs meanwhile. */
@@ -308,32 +671,33 @@ run (const Options *o)
   g_autoptr (GString) json = g_string_new ("{\"model\": ");
   struct rusage usage;
   Bench bench = { .options = o, .random = 20250701 };
+  gint64 begin;
   int status = CLI_OK;
 
-  if (o->prompt < 1 || o->gen < 2 || o->turns < 0 || o->repeats < 1 || o->repeats > REPEATS_MAX)
-    return cli_fail (CLI_USAGE, "bench: --prompt is 1 or more, --gen 2 or more, --repeats 1 to %d",
+  if (o->prompt < 1 || o->gen < 2 || o->turns < 0 || o->repeats < 1 || o->repeats > REPEATS_MAX
+      || o->e2e < 0 || o->e2e == 1 || o->batch_depth < 1 || o->step_rows < 0)
+    return cli_fail (CLI_USAGE,
+                     "bench: --prompt and --batch-depth are 1 or more, --gen and --e2e 2 or more, "
+                     "--repeats 1 to %d",
                      REPEATS_MAX);
+  if (!(o->temperature >= 0 && o->temperature <= 100) || !(o->top_p >= 0 && o->top_p <= 1))
+    return cli_fail (CLI_USAGE, "bench: --temperature is 0 to 100, --top-p 0 to 1");
   /* Before the engine's threads start: it forks. */
   if (!measure_machine (o, &bench.read_bytes_per_s, &bench.flops, &error))
     return cli_fail (CLI_FAILED, "%s", error->message);
-  bench.engine = cli_engine_start (&o->engine, 0, &bench.info, &status);
+  begin = g_get_monotonic_time ();
+  bench.engine = cli_engine_start (&o->engine, (uint32_t)o->step_rows, &bench.info, &status);
   if (bench.engine == NULL)
     return status;
-  if (!o->json)
-    printf ("%s, prompt %d, gen %d, median of %d; this machine reads %.2f GB/s and does %.1f f32 "
-            "GFLOP/s\n",
-            bench.info->name, o->prompt, o->gen, o->repeats, bench.read_bytes_per_s / 1e9,
-            bench.flops / 1e9);
-  cli_json_append_string (json, bench.info->name, -1);
-  g_string_append (json, ", \"machine\": {\"read_gb_per_s\": ");
-  cli_json_append_number (json, bench.read_bytes_per_s / 1e9, 3);
-  g_string_append (json, ", \"f32_gflops\": ");
-  cli_json_append_number (json, bench.flops / 1e9, 2);
-  g_string_append_printf (json, "}, \"repeats\": %d", o->repeats);
-  if (run_all (&bench, json, &error))
+  bench.load_s = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
+  if (!o->reload || load_again (&bench, &error))
+    report_start (&bench, json);
+  if (error == NULL && run_all (&bench, json, &error))
     {
       getrusage (RUSAGE_SELF, &usage);
-      g_string_append_printf (json, ", \"peak_rss_bytes\": %ld}", usage.ru_maxrss * 1024);
+      g_string_append_printf (
+          json, ", \"kv_bytes_reserved\": %" G_GUINT64_FORMAT ", \"peak_rss_bytes\": %ld}",
+          bench.kv_bytes_reserved, usage.ru_maxrss * 1024);
       if (o->json)
         puts (json->str);
       else
@@ -349,12 +713,26 @@ run (const Options *o)
 int
 cli_bench (int argc, char **argv)
 {
-  Options o = { .prompt = 128, .gen = 64, .repeats = 3 };
+  Options o = { .prompt = 128, .gen = 64, .repeats = 3, .batch_depth = 1024, .top_p = 1 };
   GOptionEntry entries[] = {
     { "prompt", 'p', 0, G_OPTION_ARG_INT, &o.prompt, "New tokens of a turn (default: 128)", "N" },
     { "gen", 'g', 0, G_OPTION_ARG_INT, &o.gen, "Tokens decoded in a turn (default: 64)", "N" },
     { "depth", 'd', 0, G_OPTION_ARG_STRING, &o.depths,
       "Tokens in the cache before, a list (default: 0)", "LIST" },
+    { "cold", 0, 0, G_OPTION_ARG_STRING, &o.cold,
+      "Also the first token of prompts of N tokens with nothing cached, a list", "LIST" },
+    { "e2e", 0, 0, G_OPTION_ARG_INT, &o.e2e, "Also a prompt and N tokens after it, end to end",
+      "N" },
+    { "temperature", 0, 0, G_OPTION_ARG_DOUBLE, &o.temperature, "Above 0: --e2e also sampled",
+      "T" },
+    { "top-p", 0, 0, G_OPTION_ARG_DOUBLE, &o.top_p, "Of the sampled --e2e (default: 1)", "P" },
+    { "batch", 0, 0, G_OPTION_ARG_STRING, &o.batches,
+      "Also N sessions that decode at the same time, a list", "LIST" },
+    { "batch-depth", 0, 0, G_OPTION_ARG_INT, &o.batch_depth,
+      "Tokens before, in each of --batch (default: 1024)", "N" },
+    { "reload", 0, 0, G_OPTION_ARG_NONE, &o.reload, "Also load the model a second time", NULL },
+    { "step-rows", 0, 0, G_OPTION_ARG_INT, &o.step_rows,
+      "Token rows of a step at most (default: the engine's)", "N" },
     { "turns", 0, 0, G_OPTION_ARG_INT, &o.turns, "Also a conversation of N turns", "N" },
     { "repeats", 'r', 0, G_OPTION_ARG_INT, &o.repeats,
       "Runs of each figure; the median counts (default: 3)", "N" },
@@ -369,6 +747,8 @@ cli_bench (int argc, char **argv)
   if (cli_parse (context, &argc, &argv, &status))
     status = argc > 1 ? cli_fail (CLI_USAGE, "bench takes no arguments besides options") : run (&o);
   g_free (o.depths);
+  g_free (o.cold);
+  g_free (o.batches);
   cli_engine_options_clear (&o.engine);
   return status;
 }

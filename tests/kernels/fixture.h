@@ -26,10 +26,12 @@ void fixture_forward(const fixture_model *model, const int32_t *tokens, uint32_t
 /* ---- A rig ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
+    const char *backend; /* NULL: "cpu" */
     uint32_t n_threads;
     const char *isa;
     qk_dtype kv_dtype;
     uint32_t rows_max, n_pages, slots_max, partial_max;
+    uint32_t seqs_max; /* 0: at most 8 */
     qk_partial_fn partial;
     void *partial_user;
 } rig_options;
