@@ -28,7 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KINDS_MAX       16u
 #define ALIGNMENT_BYTES 16u
 
 typedef struct {
@@ -69,7 +68,7 @@ struct qkc_gemm {
     cublas_fns fns;
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
-    kind kinds[KINDS_MAX];
+    kind *kinds; /* [n_kinds] */
     uint32_t n_kinds;
 };
 
@@ -206,6 +205,7 @@ void qkc_gemm_free(qkc_gemm *self)
         return;
     for (uint32_t i = 0; i < self->n_kinds; i++)
         clear_kind(self, &self->kinds[i]);
+    free(self->kinds);
     if (self->preference != NULL)
         self->fns.preference_destroy(self->preference);
     /* A lost device's handle goes with its context. */
@@ -242,6 +242,27 @@ static cublasStatus_t fill_kind(qkc_gemm *self, kind *k)
     return status;
 }
 
+static qk_status add_kind(
+    qkc_gemm *self, uint32_t n_out, uint32_t n_in, qk_dtype y_dtype, bool add, kind **out)
+{
+    kind *kinds = (kind *)realloc(self->kinds, (self->n_kinds + 1) * sizeof(*kinds));
+    if (kinds == NULL)
+        return qkc_fail(self->backend, QK_NO_MEMORY, cudaSuccess, "cublasLt: no memory");
+    self->kinds = kinds;
+    kind *k = &kinds[self->n_kinds];
+    *k = {};
+    k->n_out = n_out, k->n_in = n_in, k->y_dtype = y_dtype, k->add = add;
+    cublasStatus_t status = fill_kind(self, k);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        qk_status result = fail(self, status, "describing a product", 0, k);
+        clear_kind(self, k);
+        return result;
+    }
+    self->n_kinds++;
+    *out = k;
+    return QK_OK;
+}
+
 static cublasStatus_t fill_entry(qkc_gemm *self, kind *k, uint32_t index)
 {
     const cudaDataType_t y_type = k->y_dtype == QK_F32 ? CUDA_R_32F : CUDA_R_16BF;
@@ -272,18 +293,9 @@ qk_status qkc_gemm_prepare(
 {
     kind *k = find_kind(self, n_out, n_in, y_dtype, add);
     if (k == NULL) {
-        if (self->n_kinds == KINDS_MAX)
-            return qkc_fail(self->backend, QK_UNSUPPORTED, cudaSuccess,
-                "cublasLt: more than %u kinds of products", KINDS_MAX);
-        k = &self->kinds[self->n_kinds];
-        k->n_out = n_out, k->n_in = n_in, k->y_dtype = y_dtype, k->add = add;
-        cublasStatus_t status = fill_kind(self, k);
-        if (status != CUBLAS_STATUS_SUCCESS) {
-            qk_status result = fail(self, status, "describing a product", rows_max, k);
-            clear_kind(self, k);
-            return result;
-        }
-        self->n_kinds++;
+        qk_status status = add_kind(self, n_out, n_in, y_dtype, add, &k);
+        if (status != QK_OK)
+            return status;
     }
     const uint32_t n = n_units(rows_max);
     if (n <= k->n_entries)

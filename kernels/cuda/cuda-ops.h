@@ -156,7 +156,8 @@ typedef struct {
 } qkc_heads_args;
 cudaError_t qkc_heads(const qkc_launch *launch, const qkc_heads_args *args);
 
-/* act[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, ffn + i]), in float32. */
+/* act[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, ffn + i]), in float32. Rows from @rows_max on are left alone, also
+ * when the plan has them. */
 cudaError_t qkc_silu_mul(const qkc_launch *launch, qkc_bf16 *act, const qkc_bf16 *gate_up, uint32_t ffn,
     uint32_t rows_max, qkc_plan plan);
 
@@ -200,7 +201,8 @@ typedef struct {
     uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
     qk_kv_layout layout;
     qkc_plan plan;
-    void *workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts */
+    void *workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
+                        qkc_attend_decode_bytes(0, ...), the rest may be overwritten between launches */
     const volatile uint32_t *cancel; /* latched into plan.state when not NULL */
 } qkc_attend_decode_args;
 size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);

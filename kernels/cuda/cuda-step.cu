@@ -681,12 +681,25 @@ static void set_status(qkc_step *step, qk_status status)
     snprintf(step->error, sizeof(step->error), "%s", ((qkc_backend *)step->head.backend)->error);
 }
 
+/* Kernels read pages 16 bytes at a time, which the interface does not promise. */
+static qk_status check_pages(const qkc_step *step)
+{
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < step->plan.n_pages; i++)
+        bits |= step->plan.pages[i];
+    return bits % 16 == 0 ? QK_OK
+                          : qkc_fail((qkc_backend *)step->head.backend, QK_UNSUPPORTED, cudaSuccess,
+                                "step: a page's address is not a multiple of 16");
+}
+
 qk_status qkc_step_submit(qk_step *base)
 {
     qkc_step *step = (qkc_step *)base;
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_plan *plan = &step->plan;
     qk_status status = enter(backend_of(ctx));
+    if (status == QK_OK)
+        status = check_pages(step);
     if (status != QK_OK)
         return status;
     step->counts[0] = plan->n_rows;
