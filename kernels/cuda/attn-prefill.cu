@@ -144,13 +144,14 @@ static __device__ __forceinline__ void copy_q(const qkc_attend_prefill_args &a, 
     using f = form<DIM, M>;
     constexpr int STEP = f::N_THREADS / f::PIECES;
     const uint32_t piece = thread % f::PIECES;
+    const uint32_t tile_row = tile.row, n_rows = tile.n_rows; /* not read anew after each copy */
     const size_t q_dim = (size_t)a.n_heads * DIM;
 #pragma unroll 4
     for (int i = 0; i < TILE_ROWS / STEP; i++) {
         const uint32_t row = i * STEP + thread / f::PIECES;
         const uint32_t token = row / n_q, head = kv_head * n_q + row % n_q;
-        const bool valid = token < tile.n_rows;
-        const qkc_bf16 *from = valid ? a.q + (tile.row + token) * q_dim + head * DIM + piece * 8 : a.q;
+        const bool valid = token < n_rows;
+        const qkc_bf16 *from = valid ? a.q + (tile_row + token) * q_dim + head * DIM + piece * 8 : a.q;
         copy_16(q + row * f::ROW_BYTES + ((piece ^ (row & 7)) << 4), (uint64_t)(uintptr_t)from, valid);
     }
 }
@@ -624,7 +625,7 @@ static uint32_t tile_tokens(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head
 typedef struct {
     uint32_t start, n_rows;
     uint32_t tile_tokens, n_heads, n_kv_heads, head_dim;
-    uint32_t n_slots; /* blocks that run at once */
+    uint32_t n_slots; /* blocks that run at once: two an SM, of the Hopper kernel one */
 } cut_input;
 
 static uint32_t n_spans_of(uint32_t n_keys)
