@@ -263,10 +263,9 @@ static bool attend(way *w)
     a.layer = w->layer;
     a.layout = w->ctx->head.params.layout;
     a.plan = w->ctx->plan;
-    a.tiles = w->ctx->tiles, a.n_tiles = w->pass->tiling.n_tiles;
-    a.merges = w->ctx->merges, a.n_merges = w->pass->tiling.n_merges;
+    a.tiles = w->ctx->tiles, a.merges = w->ctx->merges;
     a.parts_out = w->ctx->parts_out, a.parts_lse = w->ctx->parts_lse;
-    return ok(w, "attention", qkc_attend_prefill(w->launch, &a));
+    return ok(w, "attention", qkc_attend_prefill(w->launch, &a, &w->pass->tiling));
 }
 
 /* ---- Passes of few rows -------------------------------------------------------------------------------------- */
