@@ -263,8 +263,7 @@ static bool attend(way *w)
     a.layer = w->layer;
     a.layout = w->ctx->head.params.layout;
     a.plan = w->ctx->plan;
-    a.tiles = w->ctx->tiles;
-    a.merges = w->ctx->merges;
+    a.tiles = w->ctx->tiles, a.merges = w->ctx->merges;
     a.parts_out = w->ctx->parts_out, a.parts_lse = w->ctx->parts_lse;
     return ok(w, "attention", qkc_attend_prefill(w->launch, &a, &w->pass->tiling));
 }

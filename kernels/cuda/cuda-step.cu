@@ -34,11 +34,12 @@ extern "C" {
 #include "kernels/cpu/sample.h"
 }
 
-#define ALIGN_BYTES    256u
-#define UP_ROWS_MAX    1024u
-#define DOWN_ROWS_MAX  2048u
-#define PARTS_A_ROW    16u   /* a short chunk over a long cache may be cut into so many parts */
-#define PART_ROWS_MIN  2048u /* room for so many rows of parts, or PARTS_A_ROW for each row of the context */
+#define ALIGN_BYTES   256u
+#define UP_ROWS_MAX   1024u
+#define DOWN_ROWS_MAX 2048u
+#define PART_ROWS_MIN                                                                                        \
+    4096u /* the attention's parts get room for so many rows, or what it asks for, or what is left */
+#define WARM_UP_PAGES  64u /* of the steps that load kernels: keys enough for parts */
 #define SPIN_NS        200000
 #define SLEEP_NS       30000
 #define STATUS_NOT_YET ((uint32_t)QK_PENDING)
@@ -161,8 +162,7 @@ static void lay_out_shared(qkc_context *ctx, arena *a, uint64_t decode_end)
     }
     const uint64_t row_bytes = ((uint64_t)ctx->q_dim + shape->n_heads) * sizeof(float);
     const uint64_t left = end > a->used + 2 * ALIGN_BYTES ? (end - a->used - 2 * ALIGN_BYTES) / row_bytes : 0;
-    const uint64_t least =
-        p->rows_max < PART_ROWS_MIN / PARTS_A_ROW ? (uint64_t)p->rows_max * PARTS_A_ROW : PART_ROWS_MIN;
+    const uint64_t least = min_u32(qkc_part_rows_max(p->rows_max), PART_ROWS_MIN);
     ctx->part_rows_max = (uint32_t)max_u64(left < UINT32_MAX ? left : UINT32_MAX, least);
     take(a, &ctx->parts_out, (uint64_t)ctx->part_rows_max * ctx->q_dim);
     take(a, &ctx->parts_lse, (uint64_t)ctx->part_rows_max * shape->n_heads);
@@ -525,6 +525,69 @@ static qk_status make_graphs(qkc_step *step)
 
 /* ---- Step objects -------------------------------------------------------------------------------------------- */
 
+/* A step over garbage: @n_rows rows behind some cached ones, all pages being @page, one output without a slot. */
+static qk_status run_garbage(qkc_step *step, uint32_t n_rows, const void *page)
+{
+    const qk_context_params *p = &((const qkc_context *)step->head.context)->head.params;
+    qk_plan *plan = &step->plan;
+    const uint32_t pages_max = min_u32(p->pages_max, WARM_UP_PAGES);
+    if (n_rows > p->rows_max || n_rows > pages_max * QK_PAGE_TOKENS)
+        return QK_OK;
+    plan->n_rows = n_rows;
+    plan->n_seqs = 1;
+    plan->n_pages = pages_max;
+    plan->n_outputs = min_u32(p->outputs_max, 1);
+    for (uint32_t i = 0; i < n_rows; i++)
+        plan->tokens[i] = 0;
+    for (uint32_t i = 0; i < pages_max; i++)
+        plan->pages[i] = (uint64_t)(uintptr_t)page;
+    qk_seq seq = {};
+    seq.n_rows = n_rows;
+    seq.start = pages_max * QK_PAGE_TOKENS - n_rows;
+    seq.n_pages = pages_max;
+    plan->seqs[0] = seq;
+    if (plan->n_outputs > 0) {
+        qk_output output = {};
+        output.row = n_rows - 1;
+        output.flags = QK_OUTPUT_SAMPLE;
+        output.slot = QK_NO_SLOT;
+        output.sampling.top_p = 1;
+        output.sampling.repetition_penalty = 1;
+        plan->outputs[0] = output;
+    }
+    qk_status status = qkc_step_submit((qk_step *)step);
+    return status == QK_OK ? qkc_step_wait((qk_step *)step) : status;
+}
+
+/* Kernels come to the device when they first run, which takes time and memory: before the first prompt, not in it. */
+static qk_status warm_up(qkc_step *step)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    qkc_backend *backend = backend_of(ctx);
+    void *page = NULL;
+    if (ctx->is_warm)
+        return QK_OK;
+    const uint64_t bytes = ctx->head.params.layout.page_bytes;
+    cudaError_t code = cudaMalloc(&page, bytes);
+    if (code == cudaSuccess)
+        code = cudaMemsetAsync(page, 0, bytes, compute(ctx));
+    if (code != cudaSuccess) {
+        cudaFree(page);
+        return qkc_fail_memory(backend, code, "a page to try kernels with", bytes);
+    }
+    qk_status status = run_garbage(step, 1, page);
+    if (status == QK_OK)
+        status = run_garbage(step, 2, page);
+    if (status == QK_OK)
+        status = run_garbage(step, QKC_SMALL_ROWS + 1, page);
+    if (!qkc_is_lost(backend))
+        cudaFree(page);
+    memset(step->block, 0, step->block_bytes);
+    step->plan.n_rows = step->plan.n_seqs = step->plan.n_pages = step->plan.n_outputs = 0;
+    ctx->is_warm = status == QK_OK;
+    return status;
+}
+
 static qk_status start_step(qkc_step *step)
 {
     qkc_backend *backend = (qkc_backend *)step->head.backend;
@@ -552,7 +615,8 @@ static qk_status start_step(qkc_step *step)
     code = cudaEventCreateWithFlags(&step->done, cudaEventDisableTiming);
     if (code != cudaSuccess)
         return qkc_fail(backend, QK_UNSUPPORTED, code, "step: an event");
-    return make_graphs(step);
+    qk_status status = make_graphs(step);
+    return status == QK_OK ? warm_up(step) : status;
 }
 
 qk_status qkc_step_new(qk_context *context, qk_step **out)

@@ -49,6 +49,7 @@ typedef struct {
     int32_t *slots_copy;                /* host: [slots_max] */
     cudaEvent_t stage_done[QKC_HISTORY_STAGES];
     uint32_t next_stage;
+    bool is_warm; /* a step has run every kind of pass */
 } qkc_context;
 
 typedef enum {
