@@ -251,31 +251,7 @@ static __device__ __forceinline__ char *head_in_page(const decode_params &p, uin
 
 /* ---- The new token ------------------------------------------------------------------------------------------- */
 
-/* One warp: norm and rotation of a head. Lane l has elements E * l + e and D / 2 + E * l + e, E = D / 64. */
-template <int D>
-static __device__ void turn_head(float (&x)[D / 64], float (&y)[D / 64], const float *weight,
-    const float *cos_sin, float eps, uint32_t lane)
-{
-    constexpr int E = D / 64;
-    float sum = 0;
-#pragma unroll
-    for (int e = 0; e < E; e++)
-        sum += x[e] * x[e] + y[e] * y[e];
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2)
-        sum += __shfl_xor_sync(ALL_LANES, sum, d);
-    const float scale = 1.0f / sqrtf(sum / D + eps);
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        const uint32_t i = E * lane + e;
-        const float a = x[e] * scale * __ldg(weight + i), b = y[e] * scale * __ldg(weight + D / 2 + i);
-        const float c = __ldcg(cos_sin + i), s = __ldcg(cos_sin + D / 2 + i);
-        x[e] = a * c - b * s;
-        y[e] = b * c + a * s;
-    }
-}
-
-/* A lane's elements of half a head. */
+/* A lane's elements of half a head: D / 64 neighbours. */
 template <int D>
 static __device__ __forceinline__ void get_half(float (&x)[D / 64], const float *from, uint32_t lane)
 {
@@ -296,6 +272,37 @@ static __device__ __forceinline__ void put_half(void *to, uint32_t lane, const f
         ((__nv_bfloat162 *)to)[lane] = __floats2bfloat162_rn(x[0], x[1]);
     else
         ((qkc_bf16 *)to)[lane] = __float2bfloat16_rn(x[0]);
+}
+
+/* One warp: reads a head; with @norm it is normalised and rotated. A lane gets elements of the first half in @x and
+ * those D / 2 further in @y. All loads come before the first use of any. */
+template <int D>
+static __device__ __forceinline__ void get_head(float (&x)[D / 64], float (&y)[D / 64], const float *from,
+    const float *norm, const float *cos_sin, float eps, uint32_t lane)
+{
+    float norm_x[D / 64], norm_y[D / 64], cos_of[D / 64], sin_of[D / 64];
+    get_half<D>(x, from, lane);
+    get_half<D>(y, from + D / 2, lane);
+    if (norm == NULL)
+        return;
+    get_half<D>(norm_x, norm, lane);
+    get_half<D>(norm_y, norm + D / 2, lane);
+    get_half<D>(cos_of, cos_sin, lane);
+    get_half<D>(sin_of, cos_sin + D / 2, lane);
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < D / 64; e++)
+        sum += x[e] * x[e] + y[e] * y[e];
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+        sum += __shfl_xor_sync(ALL_LANES, sum, d);
+    const float scale = 1.0f / sqrtf(sum / D + eps);
+#pragma unroll
+    for (int e = 0; e < D / 64; e++) {
+        const float a = x[e] * scale * norm_x[e], b = y[e] * scale * norm_y[e];
+        x[e] = a * cos_of[e] - b * sin_of[e];
+        y[e] = b * cos_of[e] + a * sin_of[e];
+    }
 }
 
 /* A lane's elements of half a query head, @half being its first dimension. */
@@ -322,30 +329,26 @@ static __device__ void put_query(
 template <int D>
 static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, const item_info &it)
 {
-    constexpr int E = D / 64;
     const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
     const uint32_t q_dim = p.a.n_heads * D, kv_dim = p.a.n_kv_heads * D;
     const float *row = p.a.qkv + (size_t)it.seq * (q_dim + 2 * kv_dim);
     const float *cos_sin = p.a.plan.cos_sin + (size_t)it.seq * D;
     const uint32_t n = p.n_q + (it.n_tail > 0 ? 2 : 0);
     for (uint32_t u = warp; u < n; u += WARPS) {
-        const bool is_q = u<p.n_q, is_v = u> p.n_q;
-        const float *from =
-            is_q ? row + (it.head * p.n_q + u) * D : row + q_dim + (is_v ? kv_dim : 0) + it.head * D;
-        float x[E], y[E];
-        get_half<D>(x, from, lane);
-        get_half<D>(y, from + D / 2, lane);
-        if (!is_v)
-            turn_head<D>(x, y, is_q ? p.a.q_norm : p.a.k_norm, cos_sin, p.a.eps, lane);
-        if (is_q) {
+        float x[D / 64], y[D / 64];
+        if (u < p.n_q) {
+            get_head<D>(x, y, row + (it.head * p.n_q + u) * D, p.a.q_norm, cos_sin, p.a.eps, lane);
             put_query<D>(s.q[u], 0, lane, x, p.q_scale);
             put_query<D>(s.q[u], D / 2, lane, y, p.q_scale);
             continue;
         }
-        put_half<D>(s.new_kv[is_v], lane, x);
-        put_half<D>(s.new_kv[is_v] + D / 2, lane, y);
+        const bool is_v = u > p.n_q;
         char *to = head_in_page(p, page_address(p, it, it.n_pages - 1), it.head);
         to += (is_v ? p.a.layout.v_offset : 0) + (size_t)(it.n_tail - 1) * p.a.layout.token_stride;
+        get_head<D>(x, y, row + q_dim + (is_v ? kv_dim : 0) + it.head * D, is_v ? NULL : p.a.k_norm, cos_sin,
+            p.a.eps, lane);
+        put_half<D>(s.new_kv[is_v], lane, x);
+        put_half<D>(s.new_kv[is_v] + D / 2, lane, y);
         put_half<D>(to, lane, x);
         put_half<D>(to + D, lane, y);
     }

@@ -1,2 +1,742 @@
+/* test-gpu-attn-decode.cu: qkc_attend_decode() against float64 arithmetic on the host, norm and rotation included.
+ *
+ * The pool is NaN but for the keys and values that a sequence may read, and its pages lie in random order. After a run
+ * the whole pool is compared with what it was: only the new rows may differ, and these are checked by themselves. The
+ * reference takes the new key and value from there. */
+#include <string>
+#include <thread>
 #include "tests/gpu/gpu-test.h"
-int main() { gpu_require(); return tap_done(); }
+
+#define TOLERANCE    1e-4 /* of a row's norm; the kernel's sums are float32 with split bf16 operands */
+#define MUTATION     1e-2 /* what a wrong key at least changes */
+#define LAYERS       2u
+#define OLD_SEED     77u
+#define HOST_THREADS 16u
+#define BENCH_LAYERS 36u
+#define BENCH_BYTES  300000000.0 /* of keys and values between two uses of the same */
+#define READ_BYTES   ((size_t)4 << 30)
+
+static float f32_from_bf16(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+static uint16_t bf16_from_f32(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+struct Shape {
+    uint32_t head_dim, n_kv_heads, n_q, layer, rows_max;
+    uint32_t row_pad;           /* bytes between tokens beyond a row */
+    std::vector<uint32_t> keys; /* of each sequence, the new one included */
+    uint64_t seed;
+
+    uint32_t n_heads() const
+    {
+        return n_kv_heads * n_q;
+    }
+    uint32_t q_dim() const
+    {
+        return n_heads() * head_dim;
+    }
+    uint32_t row_floats() const
+    {
+        return (n_heads() + 2 * n_kv_heads) * head_dim;
+    }
+};
+
+static uint32_t n_pages_of(uint32_t n_keys)
+{
+    return (n_keys + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
+}
+
+/* All of a launch's memory, host and device. */
+struct Work {
+    Shape shape;
+    qk_kv_layout layout = {};
+    uint32_t n_pages = 0, n_pool = 0;
+    std::vector<uint32_t> page_of; /* pool page of each entry of the plan's page table */
+    Array<uint8_t> pool;
+    Array<float> qkv, out, q_norm, k_norm, cos_sin;
+    Array<uint32_t> counts, state;
+    Array<qk_seq> seqs;
+    Array<uint64_t> pages;
+    Array<uint8_t> workspace;
+    std::vector<uint8_t> before; /* the pool before the run */
+    uint32_t *cancel = nullptr;  /* mapped host memory */
+
+    static uint32_t pages_of(const Shape &s)
+    {
+        uint32_t n = 0;
+        for (uint32_t keys : s.keys)
+            n += n_pages_of(keys);
+        return n;
+    }
+    static qk_kv_layout layout_of(const Shape &s)
+    {
+        qk_kv_layout l = {};
+        l.dtype = QK_BF16;
+        l.token_stride = s.head_dim * 2 + s.row_pad;
+        l.v_offset = (uint64_t)QK_PAGE_TOKENS * l.token_stride;
+        l.head_stride = 2 * l.v_offset;
+        l.layer_stride = s.n_kv_heads * l.head_stride;
+        l.page_bytes = LAYERS * l.layer_stride;
+        return l;
+    }
+
+    explicit Work(const Shape &s)
+        : shape(s), layout(layout_of(s)), n_pages(pages_of(s)), n_pool(n_pages + 5),
+          pool((size_t)n_pool * layout.page_bytes), qkv((size_t)s.rows_max * s.row_floats()),
+          out((size_t)s.rows_max * s.q_dim()), q_norm(s.head_dim), k_norm(s.head_dim),
+          cos_sin((size_t)s.rows_max * s.head_dim), counts(4), state(1), seqs(s.rows_max), pages(n_pages + 3),
+          workspace(qkc_attend_decode_bytes(s.rows_max, s.n_heads(), s.n_kv_heads, s.head_dim))
+    {
+        CUDA_OK(cudaHostAlloc(&cancel, sizeof(*cancel), cudaHostAllocMapped));
+        *cancel = 0;
+        /* Counters only: parts that are read before they are written show. */
+        CUDA_OK(cudaMemset(workspace.dev, 0, QKC_SMALL_ROWS * s.n_kv_heads * sizeof(uint32_t)));
+        fill();
+    }
+    ~Work()
+    {
+        cudaFreeHost(cancel);
+    }
+
+    uint8_t *at(std::vector<uint8_t> &in, uint32_t seq, uint32_t key, uint32_t head, bool v)
+    {
+        const uint32_t page = page_of[seqs.host[seq].page_begin + key / QK_PAGE_TOKENS];
+        return &in[page * layout.page_bytes + shape.layer * layout.layer_stride + head * layout.head_stride +
+                   (v ? layout.v_offset : 0) + key % QK_PAGE_TOKENS * (size_t)layout.token_stride];
+    }
+    void fill();
+    void fill_old(uint32_t seq, uint64_t seed);
+    void upload();
+    qkc_attend_decode_args args();
+    void run(const qkc_launch *l);
+    double error(uint32_t seq, uint32_t n_keys);
+};
+
+/* A sequence's keys and values depend on @seed alone. */
+void Work::fill_old(uint32_t seq, uint64_t seed)
+{
+    Random r(seed);
+    for (uint32_t key = 0; key + 1 < shape.keys[seq]; key++)
+        for (uint32_t head = 0; head < shape.n_kv_heads; head++)
+            for (int v = 0; v < 2; v++) {
+                uint16_t *to = (uint16_t *)at(pool.host, seq, key, head, v);
+                for (uint32_t d = 0; d < shape.head_dim; d++)
+                    to[d] = bf16_from_f32(v ? r.normal() + 0.5f : r.normal());
+            }
+}
+
+void Work::fill()
+{
+    Random r(shape.seed);
+    for (auto &b : pool.host)
+        b = 0xff;
+    std::vector<uint32_t> order(n_pool);
+    for (uint32_t i = 0; i < n_pool; i++)
+        order[i] = i;
+    for (uint32_t i = n_pool - 1; i > 0; i--)
+        std::swap(order[i], order[r.below(i + 1)]);
+    page_of.assign(order.begin(), order.begin() + n_pages);
+
+    const uint32_t n_seqs = (uint32_t)shape.keys.size(), dim = shape.head_dim;
+    const uint32_t poison[4] = {n_seqs, n_seqs, n_pages, n_seqs};
+    std::copy(poison, poison + 4, counts.host.begin());
+    uint32_t page = 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        qk_seq s = {};
+        s.row_begin = i;
+        s.n_rows = 1;
+        s.start = shape.keys[i] - 1;
+        s.page_begin = page;
+        s.n_pages = n_pages_of(shape.keys[i]);
+        page += s.n_pages;
+        seqs.host[i] = s;
+        fill_old(i, OLD_SEED + shape.keys[i]);
+        /* So does the new row, so that a sequence is the same alone. */
+        Random row(shape.keys[i]);
+        for (uint32_t j = 0; j < shape.row_floats(); j++)
+            qkv.host[(size_t)i * shape.row_floats() + j] = 2.0f * row.normal();
+        for (uint32_t d = 0; d < dim / 2; d++) {
+            const double angle = (double)s.start * pow(1e6, -2.0 * d / dim);
+            cos_sin.host[(size_t)i * dim + d] = (float)cos(angle);
+            cos_sin.host[(size_t)i * dim + dim / 2 + d] = (float)sin(angle);
+        }
+    }
+    /* Rows without a sequence: what is read there shows. */
+    for (size_t i = (size_t)n_seqs * shape.row_floats(); i < qkv.host.size(); i++)
+        qkv.host[i] = NAN;
+    for (size_t i = (size_t)n_seqs * dim; i < cos_sin.host.size(); i++)
+        cos_sin.host[i] = NAN;
+    for (uint32_t i = n_seqs; i < shape.rows_max; i++)
+        memset(&seqs.host[i], 0x7f, sizeof(qk_seq));
+    Random weights(dim);
+    for (uint32_t d = 0; d < dim; d++) {
+        q_norm.host[d] =
+            1.5f + 0.5f * weights.uniform(); /* scores with a deviation of about 1.5: some keys stand out */
+        k_norm.host[d] = 1.0f + 0.5f * weights.uniform();
+    }
+    upload();
+}
+
+void Work::upload()
+{
+    for (uint32_t i = 0; i < n_pages + 3; i++)
+        pages.host[i] = i < n_pages ? (uint64_t)(uintptr_t)pool.dev + page_of[i] * layout.page_bytes
+                                    : 0x7f7f7f7f7f7f7f70ull;
+    state.host[0] = QK_OK;
+    pool.up();
+    qkv.up();
+    q_norm.up();
+    k_norm.up();
+    cos_sin.up();
+    counts.up();
+    state.up();
+    seqs.up();
+    pages.up();
+    out.poison();
+    before = pool.host;
+}
+
+qkc_attend_decode_args Work::args()
+{
+    qkc_attend_decode_args a = {};
+    a.qkv = qkv.dev;
+    a.out = out.dev;
+    a.q_norm = q_norm.dev;
+    a.k_norm = k_norm.dev;
+    a.eps = 1e-6f;
+    a.n_heads = shape.n_heads();
+    a.n_kv_heads = shape.n_kv_heads;
+    a.head_dim = shape.head_dim;
+    a.layer = shape.layer;
+    a.rows_max = shape.rows_max;
+    a.layout = layout;
+    a.plan.counts = counts.dev;
+    a.plan.cos_sin = cos_sin.dev;
+    a.plan.seqs = seqs.dev;
+    a.plan.pages = pages.dev;
+    a.plan.state = state.dev;
+    a.workspace = workspace.dev;
+    a.cancel = cancel;
+    return a;
+}
+
+/* Afterwards out.host and pool.host have what the launch left. */
+void Work::run(const qkc_launch *l)
+{
+    const qkc_attend_decode_args a = args();
+    CUDA_OK(qkc_attend_decode(l, &a));
+    CUDA_OK(cudaStreamSynchronize(l->stream));
+    out.down();
+    pool.down();
+    state.down();
+}
+
+/* ---- The reference ------------------------------------------------------------------------------------------- */
+
+static void norm_and_turn(std::vector<double> &x, const float *weight, const float *cos_sin, double eps)
+{
+    const size_t n = x.size();
+    double sum = 0;
+    for (double v : x)
+        sum += v * v;
+    const double scale = 1.0 / sqrt(sum / (double)n + eps);
+    for (size_t i = 0; i < n; i++)
+        x[i] *= scale * weight[i];
+    for (size_t i = 0; i < n / 2; i++) {
+        const double a = x[i], b = x[i + n / 2], c = cos_sin[i], s = cos_sin[i + n / 2];
+        x[i] = a * c - b * s;
+        x[i + n / 2] = b * c + a * s;
+    }
+}
+
+static std::vector<double> head_of(Work &w, uint32_t seq, uint32_t head)
+{
+    const float *from = &w.qkv.host[(size_t)seq * w.shape.row_floats() + (size_t)head * w.shape.head_dim];
+    return std::vector<double>(from, from + w.shape.head_dim);
+}
+
+static void attend_reference(Work &w, uint32_t seq, uint32_t head, uint32_t n_keys, double *out)
+{
+    const uint32_t dim = w.shape.head_dim, kv_head = head / w.shape.n_q;
+    std::vector<double> q = head_of(w, seq, head), score(n_keys);
+    norm_and_turn(q, w.q_norm.host.data(), &w.cos_sin.host[(size_t)seq * dim], 1e-6);
+    double max = -INFINITY, sum = 0;
+    for (uint32_t key = 0; key < n_keys; key++) {
+        const uint16_t *k = (const uint16_t *)w.at(w.pool.host, seq, key, kv_head, false);
+        double dot = 0;
+        for (uint32_t d = 0; d < dim; d++)
+            dot += q[d] * (double)f32_from_bf16(k[d]);
+        score[key] = dot / sqrt((double)dim);
+        max = std::max(max, score[key]);
+    }
+    std::fill(out, out + dim, 0.0);
+    for (uint32_t key = 0; key < n_keys; key++) {
+        const uint16_t *v = (const uint16_t *)w.at(w.pool.host, seq, key, kv_head, true);
+        const double p = exp(score[key] - max);
+        sum += p;
+        for (uint32_t d = 0; d < dim; d++)
+            out[d] += p * (double)f32_from_bf16(v[d]);
+    }
+    for (uint32_t d = 0; d < dim; d++)
+        out[d] /= sum;
+}
+
+/* Of a sequence's row, with the new key and value as the launch left them in the page. */
+double Work::error(uint32_t seq, uint32_t n_keys)
+{
+    std::vector<double> ref(shape.q_dim());
+    std::vector<std::thread> threads;
+    for (uint32_t t = 0; t < HOST_THREADS; t++)
+        threads.emplace_back([&, t] {
+            for (uint32_t head = t; head < shape.n_heads(); head += HOST_THREADS)
+                attend_reference(*this, seq, head, n_keys, &ref[(size_t)head * shape.head_dim]);
+        });
+    for (auto &t : threads)
+        t.join();
+    return relative_error(&out.host[(size_t)seq * shape.q_dim()], ref.data(), ref.size());
+}
+
+/* The new rows: values exactly, keys to one place of bf16. Then the pool's other bytes. */
+static bool new_rows_right(Work &w)
+{
+    const uint32_t dim = w.shape.head_dim;
+    uint32_t n_wrong = 0, n_rounded = 0;
+    std::vector<uint8_t> rest = w.pool.host;
+    for (uint32_t seq = 0; seq < w.shape.keys.size(); seq++)
+        for (uint32_t head = 0; head < w.shape.n_kv_heads; head++) {
+            std::vector<double> k = head_of(w, seq, w.shape.n_heads() + head);
+            std::vector<double> v = head_of(w, seq, w.shape.n_heads() + w.shape.n_kv_heads + head);
+            norm_and_turn(k, w.k_norm.host.data(), &w.cos_sin.host[(size_t)seq * dim], 1e-6);
+            const uint32_t key = w.shape.keys[seq] - 1;
+            const uint16_t *k_is = (const uint16_t *)w.at(w.pool.host, seq, key, head, false);
+            const uint16_t *v_is = (const uint16_t *)w.at(w.pool.host, seq, key, head, true);
+            for (uint32_t d = 0; d < dim; d++) {
+                const int off = (int)k_is[d] - (int)bf16_from_f32((float)k[d]);
+                n_rounded += off != 0;
+                n_wrong += off < -1 || off > 1 || v_is[d] != bf16_from_f32((float)v[d]);
+            }
+            for (int side = 0; side < 2; side++)
+                memcpy(w.at(rest, seq, key, head, side), w.at(w.before, seq, key, head, side), 2 * dim);
+        }
+    const bool same = rest == w.before;
+    if (n_wrong > 0 || !same)
+        tap_note("%u elements of the new keys and values are wrong, %u rounded otherwise; the rest of the "
+                 "pool is %s",
+            n_wrong, n_rounded, same ? "unchanged" : "changed");
+    return n_wrong == 0 && same;
+}
+
+/* Rows without a sequence keep their poison; the counters are zero. */
+static bool rest_untouched(Work &w)
+{
+    for (size_t i = w.shape.keys.size() * w.shape.q_dim(); i < w.out.host.size(); i++) {
+        uint32_t bits;
+        memcpy(&bits, &w.out.host[i], sizeof(bits));
+        if (bits != 0xffffffffu)
+            return false;
+    }
+    w.workspace.down();
+    for (size_t i = 0; i < (size_t)QKC_SMALL_ROWS * w.shape.n_kv_heads * sizeof(uint32_t); i++)
+        if (w.workspace.host[i] != 0)
+            return false;
+    return true;
+}
+
+/* ---- Checks -------------------------------------------------------------------------------------------------- */
+
+static std::string keys_text(const Shape &s)
+{
+    std::string text;
+    for (size_t i = 0; i < s.keys.size() && i < 4; i++)
+        text += (i > 0 ? "," : "") + std::to_string(s.keys[i]);
+    return s.keys.size() > 4 ? text + ",... (" + std::to_string(s.keys.size()) + ")" : text;
+}
+
+static void check_shape(const qkc_launch *l, const Shape &s)
+{
+    Work w(s);
+    w.run(l);
+    const bool rows = new_rows_right(w), rest = rest_untouched(w);
+    double worst = 0;
+    for (uint32_t seq = 0; seq < s.keys.size(); seq++) {
+        const double e = w.error(seq, s.keys[seq]);
+        worst = e > worst || e != e ? e : worst;
+    }
+    tap_ok(worst < TOLERANCE && rows && rest,
+        "%s: head_dim %u, %u x %u heads, layer %u, rows %zu of %u, keys %s: error %.2e%s%s", gpu_path_name(l),
+        s.head_dim, s.n_kv_heads, s.n_q, s.layer, s.keys.size(), s.rows_max, keys_text(s).c_str(), worst,
+        rows ? "" : ", new rows wrong", rest ? "" : ", touched what is not its own");
+
+    const std::vector<float> first = w.out.host;
+    for (int again = 0; again < 3; again++) {
+        w.out.poison();
+        w.run(l);
+        if (memcmp(first.data(), w.out.host.data(), first.size() * sizeof(float)) != 0) {
+            tap_ok(false, "%s: the same again: run %d differs", gpu_path_name(l), again + 2);
+            return;
+        }
+    }
+}
+
+static Shape shape_of(
+    uint32_t dim, uint32_t n_kv, uint32_t n_q, std::vector<uint32_t> keys, uint32_t rows_max)
+{
+    Shape s = {};
+    s.head_dim = dim;
+    s.n_kv_heads = n_kv;
+    s.n_q = n_q;
+    s.keys = std::move(keys);
+    s.rows_max = rows_max;
+    s.seed = dim + n_q + s.keys.size() * 131 + s.keys[0];
+    return s;
+}
+
+static void check_lengths(const qkc_launch *l)
+{
+    for (uint32_t n : {1u, 2u, 15u, 16u, 17u, 31u, 33u, 127u, 128u, 129u, 255u, 256u, 257u, 511u, 512u, 513u,
+             1000u, 2047u, 4999u, 5000u})
+        check_shape(l, shape_of(128, 2, 4, {n}, 1));
+    for (uint32_t n : {1u, 16u, 255u, 257u, 1023u, 3001u})
+        check_shape(l, shape_of(64, 3, 5, {n}, 1));
+    /* Longer than 64 spans: pieces of 512 keys and more. */
+    for (uint32_t n : {16384u, 16385u, 17001u, 32768u, 33333u})
+        check_shape(l, shape_of(128, 1, 4, {n}, 1));
+    Shape layer1 = shape_of(128, 8, 4, {700}, 1);
+    layer1.layer = 1; /* reads ahead of the wait */
+    check_shape(l, layer1);
+    layer1.row_pad = 32;
+    check_shape(l, layer1);
+}
+
+static void check_heads(const qkc_launch *l)
+{
+    for (uint32_t dim : {64u, 128u})
+        for (uint32_t n_q : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u})
+            check_shape(l, shape_of(dim, 2, n_q, {777, 40, 1300}, 3));
+    check_shape(l, shape_of(128, 1, 8, {300}, 1));
+    check_shape(l, shape_of(64, 8, 2, {300, 301}, 8));
+}
+
+static void check_batches(const qkc_launch *l)
+{
+    Random r(9);
+    for (uint32_t n : {1u, 2u, 7u, 31u, 32u, 33u, 64u}) {
+        std::vector<uint32_t> keys;
+        for (uint32_t i = 0; i < n; i++)
+            keys.push_back(1 + r.below(i % 5 == 0 ? 1500 : 400));
+        Shape s = shape_of(n % 2 ? 128 : 64, 2, 4, keys, n < 60 ? n + 4 : 64);
+        s.layer = n % 2;
+        check_shape(l, s);
+    }
+    /* Many more items than blocks, and one long sequence among short ones. */
+    check_shape(l, shape_of(64, 8, 2, std::vector<uint32_t>(48, 1100), 64));
+    check_shape(l, shape_of(128, 4, 4, {5, 9000, 17, 256}, 64));
+}
+
+/* A sequence's row is the same bits alone and in a batch, wherever it stands. */
+static void check_independence(const qkc_launch *l)
+{
+    const std::vector<uint32_t> keys = {300, 5000, 17, 1024, 2049, 1};
+    Work all(shape_of(128, 2, 4, keys, 64));
+    all.run(l);
+    bool same = true;
+    for (uint32_t i = 0; i < keys.size(); i++) {
+        Work one(shape_of(128, 2, 4, {keys[i]}, 1));
+        one.run(l);
+        same = same && memcmp(one.out.host.data(), &all.out.host[(size_t)i * all.shape.q_dim()],
+                           all.shape.q_dim() * sizeof(float)) == 0;
+    }
+    tap_ok(same, "%s: a row is the same bits alone and in a batch of %zu", gpu_path_name(l), keys.size());
+}
+
+/* Wrong pages and lengths are seen by the comparison: none of these may pass. */
+static void check_mutations(const qkc_launch *l)
+{
+    const Shape s = shape_of(128, 2, 4, {90, 75}, 2);
+    double least = INFINITY;
+    for (int kind = 0; kind < 5; kind++) {
+        Work w(s);
+        if (kind == 0) { /* a page of another sequence */
+            std::swap(w.page_of[1], w.page_of[7]);
+        } else if (kind == 1) { /* the last page not in its place */
+            std::swap(w.page_of[4], w.page_of[5]);
+        } else if (kind == 2) { /* a page of zeros */
+            memset(&w.pool.host[w.page_of[2] * w.layout.page_bytes], 0, w.layout.page_bytes);
+        } else { /* a key too few; a key too many */
+            w.seqs.host[0].start += kind == 3 ? -1 : 1;
+        }
+        w.upload();
+        w.run(l);
+        /* What should have been: the unchanged plan over the unchanged pool, with the new rows as written. */
+        Work right(s);
+        right.run(l);
+        right.out.host = w.out.host;
+        const double e = right.error(0, s.keys[0]);
+        tap_note("%s: mutation %d: error %.2e", gpu_path_name(l), kind, e);
+        least = !(e >= least) && e == e ? e : least;
+    }
+    tap_ok(least > MUTATION, "%s: a wrong page or length changes at least %.1e of a row", gpu_path_name(l),
+        least);
+}
+
+/* A step that was given up: nothing waits, nothing counts, the counters stay zero; the cancel flag is latched. */
+static void check_state(const qkc_launch *l)
+{
+    Work w(shape_of(128, 2, 4, {1500, 40, 700}, 8));
+    w.run(l);
+    const std::vector<float> first = w.out.host;
+    tap_ok(w.state.host[0] == QK_OK, "%s: the state stays without a cancel", gpu_path_name(l));
+
+    *w.cancel = 1;
+    w.run(l);
+    tap_ok(w.state.host[0] == QK_CANCELLED && rest_untouched(w),
+        "%s: a cancel is latched, the counters are zero", gpu_path_name(l));
+    w.out.poison();
+    w.run(l);
+    bool written = false;
+    for (float x : w.out.host)
+        written = written || x == x;
+    tap_ok(!written && w.state.host[0] == QK_CANCELLED && rest_untouched(w),
+        "%s: a cancelled step writes no output, the counters are zero", gpu_path_name(l));
+
+    *w.cancel = 1;
+    w.state.host[0] = QK_INVALID;
+    w.state.up();
+    w.run(l);
+    tap_ok(w.state.host[0] == QK_INVALID, "%s: a cancel does not hide an invalid step", gpu_path_name(l));
+
+    *w.cancel = 0;
+    w.state.host[0] = QK_OK;
+    w.state.up();
+    w.run(l);
+    tap_ok(memcmp(first.data(), w.out.host.data(), first.size() * sizeof(float)) == 0,
+        "%s: the step after gives the same bits as ever", gpu_path_name(l));
+}
+
+/* One captured launch for other lengths and numbers of sequences. */
+static void check_capture(const qkc_launch *l)
+{
+    Work big(shape_of(128, 2, 4, {2000, 900, 1, 300, 4000}, 8));
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    const qkc_attend_decode_args a = big.args();
+    CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
+    CUDA_OK(qkc_attend_decode(l, &a));
+    CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    bool right = true;
+    for (int round = 0; round < 3; round++) {
+        const std::vector<uint32_t> keys = round == 0 ? big.shape.keys
+                                           : round == 1
+                                               ? std::vector<uint32_t>{257, 3000}
+                                               : std::vector<uint32_t>{1, 16, 4096, 77, 512, 100, 33};
+        Work w(shape_of(128, 2, 4, keys, 8));
+        /* The same plan at the captured launch's addresses. */
+        tap_require(w.n_pages <= big.pages.host.size());
+        CUDA_OK(
+            cudaMemcpy(big.pages.dev, w.pages.dev, w.n_pages * sizeof(uint64_t), cudaMemcpyDeviceToDevice));
+        CUDA_OK(cudaMemcpy(big.seqs.dev, w.seqs.dev, 8 * sizeof(qk_seq), cudaMemcpyDeviceToDevice));
+        CUDA_OK(cudaMemcpy(big.counts.dev, w.counts.dev, 4 * sizeof(uint32_t), cudaMemcpyDeviceToDevice));
+        CUDA_OK(
+            cudaMemcpy(big.qkv.dev, w.qkv.dev, w.qkv.host.size() * sizeof(float), cudaMemcpyDeviceToDevice));
+        CUDA_OK(cudaMemcpy(
+            big.cos_sin.dev, w.cos_sin.dev, w.cos_sin.host.size() * sizeof(float), cudaMemcpyDeviceToDevice));
+        big.out.poison();
+        CUDA_OK(cudaGraphLaunch(exec, l->stream));
+        CUDA_OK(cudaStreamSynchronize(l->stream));
+        big.out.down();
+        w.run(l);
+        right = right && memcmp(big.out.host.data(), w.out.host.data(),
+                             keys.size() * w.shape.q_dim() * sizeof(float)) == 0;
+    }
+    tap_ok(right, "%s: one captured launch is right for other lengths and numbers of sequences",
+        gpu_path_name(l));
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+}
+
+static void check_workspace(void)
+{
+    const size_t bytes = qkc_attend_decode_bytes(64, 32, 8, 128);
+    tap_ok(bytes <= 70000000, "the workspace for 64 sequences of the reference shape is %.1f MB",
+        (double)bytes / 1e6);
+}
+
+/* ---- Times --------------------------------------------------------------------------------------------------- */
+
+__global__ void fill_random(uint32_t *to, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
+        const uint32_t x = (uint32_t)i * 2654435761u + (uint32_t)(i >> 20) * 40503u;
+        to[i] = (x ^ x >> 15) & ~0x40004000u; /* bf16 below 2 in size, both signs */
+    }
+}
+
+__global__ void read_all(const uint4 *from, size_t n, uint32_t *out)
+{
+    uint32_t sum = 0;
+    const size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += 4 * stride) {
+        uint4 v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            v[j] = i + j * stride < n ? __ldcs(from + i + j * stride) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+    }
+    if (sum == 0x12345678u)
+        *out = sum;
+}
+
+static double read_bandwidth(const qkc_launch *l, const uint8_t *pool, size_t bytes)
+{
+    Array<uint32_t> out(1);
+    const double ms = gpu_time(l->stream, 7, [&](int) {
+        read_all<<<l->n_sms * 8, 256, 0, l->stream>>>((const uint4 *)pool, bytes / sizeof(uint4), out.dev);
+    });
+    return (double)bytes / ms * 1e3;
+}
+
+/* A chain of a model's layers, captured, over page tables in turn so that keys and values come from memory. */
+static void bench(
+    const qkc_launch *l, uint8_t *pool, size_t pool_bytes, double bandwidth, uint32_t n_keys, uint32_t n_seqs)
+{
+    const uint32_t dim = 128, n_kv = 8, n_heads = 32, a_seq = n_pages_of(n_keys), n_pages = a_seq * n_seqs;
+    qk_kv_layout layout = {};
+    layout.dtype = QK_BF16;
+    layout.token_stride = dim * 2;
+    layout.v_offset = QK_PAGE_TOKENS * dim * 2;
+    layout.head_stride = 2 * layout.v_offset;
+    layout.layer_stride = n_kv * layout.head_stride;
+    layout.page_bytes = BENCH_LAYERS * layout.layer_stride;
+    const double bytes = 2.0 * 2 * n_kv * dim * n_keys * n_seqs; /* a launch */
+    const uint32_t n_pool = (uint32_t)(pool_bytes / layout.page_bytes);
+    const uint32_t n_sets =
+        std::min(n_pool / n_pages, std::max(1u, (uint32_t)ceil(BENCH_BYTES / bytes / BENCH_LAYERS)));
+    tap_require(n_sets > 0);
+
+    Array<uint64_t> pages((size_t)n_sets * n_pages);
+    Array<uint32_t> counts(4), state(1);
+    Array<qk_seq> seqs(n_seqs);
+    Array<float> qkv((size_t)n_seqs * (n_heads + 2 * n_kv) * dim), out((size_t)n_seqs * n_heads * dim),
+        norm(dim);
+    Array<float> cos_sin((size_t)n_seqs * dim);
+    Array<uint8_t> workspace(qkc_attend_decode_bytes(n_seqs, n_heads, n_kv, dim));
+    Random r(3);
+    std::vector<uint32_t> order(n_pool);
+    for (uint32_t i = 0; i < n_pool; i++)
+        order[i] = i;
+    for (uint32_t i = n_pool - 1; i > 0; i--)
+        std::swap(order[i], order[r.below(i + 1)]);
+    for (size_t i = 0; i < pages.host.size(); i++)
+        pages.host[i] = (uint64_t)(uintptr_t)pool + order[i] * layout.page_bytes;
+    counts.host = {n_seqs, n_seqs, n_pages, n_seqs};
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        seqs.host[i] = {};
+        seqs.host[i].row_begin = i;
+        seqs.host[i].n_rows = 1;
+        seqs.host[i].start = n_keys - 1;
+        seqs.host[i].page_begin = i * a_seq;
+        seqs.host[i].n_pages = a_seq;
+    }
+    for (auto &x : qkv.host)
+        x = r.normal();
+    std::fill(norm.host.begin(), norm.host.end(), 1.0f);
+    std::fill(cos_sin.host.begin(), cos_sin.host.end(), 0.7f);
+    state.host[0] = QK_OK;
+    for (Array<float> *a : {&qkv, &norm, &cos_sin})
+        a->up();
+    pages.up();
+    counts.up();
+    seqs.up();
+    state.up();
+    workspace.zero();
+
+    std::vector<cudaGraphExec_t> exec(n_sets);
+    for (uint32_t set = 0; set < n_sets; set++) {
+        qkc_attend_decode_args a = {};
+        a.qkv = qkv.dev;
+        a.out = out.dev;
+        a.q_norm = a.k_norm = norm.dev;
+        a.eps = 1e-6f;
+        a.n_heads = n_heads;
+        a.n_kv_heads = n_kv;
+        a.head_dim = dim;
+        a.rows_max = n_seqs;
+        a.layout = layout;
+        a.plan.counts = counts.dev;
+        a.plan.cos_sin = cos_sin.dev;
+        a.plan.seqs = seqs.dev;
+        a.plan.pages = pages.dev + (size_t)set * n_pages;
+        a.plan.state = state.dev;
+        a.workspace = workspace.dev;
+        cudaGraph_t graph;
+        CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
+        for (a.layer = 0; a.layer < BENCH_LAYERS; a.layer++)
+            CUDA_OK(qkc_attend_decode(l, &a));
+        CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
+        CUDA_OK(cudaGraphInstantiate(&exec[set], graph, 0));
+        cudaGraphDestroy(graph);
+    }
+    const double ms = gpu_time(
+        l->stream, 24, [&](int i) { CUDA_OK(cudaGraphLaunch(exec[(uint32_t)i % n_sets], l->stream)); });
+    const double us = ms * 1e3 / BENCH_LAYERS;
+    printf("# %-8s %5u keys x %2u: %7.2f us a launch, %6.1f MB, %5.0f GB/s, %5.1f %% of read bandwidth (%u "
+           "page sets)\n",
+        gpu_path_name(l), n_keys, n_seqs, us, bytes / 1e6, bytes / us / 1e3,
+        100 * bytes / (us * 1e-6) / bandwidth, n_sets);
+    for (auto e : exec)
+        cudaGraphExecDestroy(e);
+}
+
+static int bench_all(const qkc_launch *paths, int n_paths)
+{
+    uint8_t *pool;
+    const size_t pool_bytes =
+        (size_t)64 * 64 * 36 * 65536 + ((size_t)1 << 30); /* 64 sequences of 1K keys and more */
+    CUDA_OK(cudaMalloc(&pool, pool_bytes));
+    fill_random<<<1024, 256>>>((uint32_t *)pool, pool_bytes / 4);
+    CUDA_OK(cudaDeviceSynchronize());
+    const double bandwidth = read_bandwidth(&paths[0], pool, READ_BYTES);
+    printf("# read bandwidth %.0f GB/s\n", bandwidth / 1e9);
+    const uint32_t cases[][2] = {
+        {128, 1}, {1024, 1}, {4096, 1}, {8192, 1}, {16384, 1}, {32768, 1}, {1024, 16}, {1024, 64}};
+    for (int i = 0; i < n_paths; i++)
+        for (const auto &c : cases)
+            bench(&paths[i], pool, pool_bytes, bandwidth, c[0], c[1]);
+    cudaFree(pool);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    qkc_launch paths[2];
+    gpu_require();
+    const int n_paths = gpu_paths(paths);
+    CUDA_OK(qkc_attend_decode_init());
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0)
+        return bench_all(paths, n_paths);
+    check_workspace();
+    for (int i = 0; i < n_paths; i++) {
+        check_lengths(&paths[i]);
+        check_heads(&paths[i]);
+        check_batches(&paths[i]);
+        check_independence(&paths[i]);
+        check_mutations(&paths[i]);
+        check_state(&paths[i]);
+        check_capture(&paths[i]);
+    }
+    return tap_done();
+}
