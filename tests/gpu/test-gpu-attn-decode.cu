@@ -583,7 +583,7 @@ __global__ void fill_random(uint32_t *to, size_t n)
     }
 }
 
-__global__ void read_all(const uint4 *from, size_t n, uint32_t *out)
+static __global__ void read_all(const uint4 *from, size_t n, uint32_t *out)
 {
     uint32_t sum = 0;
     const size_t stride = (size_t)gridDim.x * blockDim.x;
