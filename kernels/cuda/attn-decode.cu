@@ -107,10 +107,11 @@ template <int D> struct warp_result {
 
 /* ---- Instructions -------------------------------------------------------------------------------------------- */
 
+/* Past the L1 cache, which may have a page as it was before another SM appended to it: kernels overlap here. */
 static __device__ __forceinline__ uint4 load_stream(const char *from)
 {
     uint4 v;
-    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.cg.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(from));
     return v;
@@ -510,8 +511,8 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
     w.max = -INFINITY;
     w.sum = 0;
 
-    if (warp >= it.n_pages &&
-        *next_address != 0) { /* no page here, and so none of the next item's asked for below */
+    /* Without a page here the loop below does not ask for one of the next item's. */
+    if (warp >= it.n_pages && *next_address != 0) {
         const char *page = head_in_page(p, *next_address, next.head);
         load_keys(p, r, page);
         load_values(p, r, page);
@@ -524,6 +525,7 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         float weight[4];
         if (n_tail > 0)
             patch_keys(s, r, n_tail);
+        __syncwarp(); /* here and below: also keeps the compiler from asking for a page before there is room */
         score(s, r, weight);
         __syncwarp();
         if (!inside)
@@ -742,6 +744,7 @@ static __device__ __forceinline__ void attend_items(
         }
         if (warp == 0) /* in the slot of item k - 1, which no warp looks at any more */
             find_item(p, s, blockIdx.x + (k + 2) * gridDim.x, &s.item[(k + 2) % 3]);
+        __syncwarp();
         warp_result<D> w;
         attend_pages(p, s, it, next, r, w, second);
         if (warp < it.n_pages)

@@ -191,7 +191,11 @@ cudaError_t qkc_linear(const qkc_launch *launch, const qkc_linear_args *args);
  *
  * A sequence of n keys is cut at multiples of QK_SPAN_TOKENS * ceil(ceil(n / QK_SPAN_TOKENS) / QKC_ITEMS_A_SEQ): a
  * function of its length alone. Pieces' results (normalised, float32, with their log-sum-exp) are merged in position
- * order in float32. */
+ * order in float32.
+ *
+ * With launch->pdl a launch with layer > 0 reads the plan (not its state), cos_sin and older keys and values before its
+ * wait: in the stream, the same step's launch with layer - 1 comes before it, and that triggers after its own wait. A
+ * given-up step (plan.state) leaves the output alone; its new keys and values may or may not be written. */
 #define QKC_ITEMS_A_SEQ 64u
 typedef struct {
     const float *qkv; /* [rows_max, q_dim + 2 * kv_dim]: raw, out of the QKV product */
