@@ -19,7 +19,7 @@
  * Device memory for the reference model with 2,048 rows, 91 outputs and 64 slots, in MiB: x 20; a block of 86 that is
  * in turn norm + gate,up + act (gate,up for at most 1,024 rows at a time), q + qkv (40), q + attention + its parts, the
  * decode attention's parts (65) and the logits (53); cublasLt's workspace 32; rows of few and of outputs 7; history 9;
- * RoPE tables 1; the sampler's less than 1: 156 in all. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
+ * RoPE tables 1; the sampler's less than 1: 158 in all. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
  * of address space that takes memory when raw logits are asked for.
  *
  * Engine thread, but for cancel. */
