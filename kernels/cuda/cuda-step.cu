@@ -38,7 +38,7 @@ extern "C" {
 #define UP_ROWS_MAX   1024u
 #define DOWN_ROWS_MAX 2048u
 #define PART_ROWS_MIN                                                                                        \
-    4096u /* the attention's parts get room for so many rows, or what it asks for, or what is left */
+    4096u /* rows of attention parts: at least so many, unless the attention asks for fewer */
 #define WARM_UP_PAGES  64u /* of the steps that load kernels: keys enough for parts */
 #define SPIN_NS        200000
 #define SLEEP_NS       30000
