@@ -34,12 +34,11 @@ extern "C" {
 #include "kernels/cpu/sample.h"
 }
 
-#define ALIGN_BYTES   256u
-#define UP_ROWS_MAX   1024u
-#define DOWN_ROWS_MAX 2048u
-#define PART_ROWS_MIN                                                                                        \
-    4096u /* rows of attention parts: at least so many, unless the attention asks for fewer */
-#define WARM_UP_PAGES  64u /* of the steps that load kernels: keys enough for parts */
+#define ALIGN_BYTES    256u
+#define UP_ROWS_MAX    1024u
+#define DOWN_ROWS_MAX  2048u
+#define PART_ROWS_MIN  4096u /* rows of attention parts, unless fewer do */
+#define WARM_UP_PAGES  64u   /* of the steps that load kernels: keys enough for parts */
 #define SPIN_NS        200000
 #define SLEEP_NS       30000
 #define STATUS_NOT_YET ((uint32_t)QK_PENDING)
