@@ -30,6 +30,8 @@
 
 /* ---- Small kernels ------------------------------------------------------------------------------------------- */
 
+/* They read past the L1 cache, which is not kept coherent between kernels that overlap. */
+
 /* A block is an output: its rows of x and attn to the front, attn as float32. Hidden and q_dim are multiples of 8. The
  * first block also writes the counts for each block of QKC_SMALL_ROWS outputs: n_rows and n_outputs are their number. */
 static __global__ void __launch_bounds__(COPY_THREADS)
@@ -38,23 +40,24 @@ static __global__ void __launch_bounds__(COPY_THREADS)
 {
     qkc_pdl_trigger();
     qkc_pdl_wait();
-    const uint32_t i = blockIdx.x, n_outputs = plan.counts[3];
+    const uint32_t i = blockIdx.x, n_outputs = __ldcg(plan.counts + 3);
     if (i == 0)
         for (uint32_t b = threadIdx.x; b * QKC_SMALL_ROWS < n_outputs; b += COPY_THREADS) {
             const uint32_t n = min(n_outputs - b * QKC_SMALL_ROWS, QKC_SMALL_ROWS);
-            *(uint4 *)(tail_counts + 4 * b) = make_uint4(n, plan.counts[1], plan.counts[2], n);
+            *(uint4 *)(tail_counts + 4 * b) =
+                make_uint4(n, __ldcg(plan.counts + 1), __ldcg(plan.counts + 2), n);
         }
     if (i >= n_outputs)
         return;
-    const uint32_t row = plan.outputs[i].row;
+    const uint32_t row = __ldcg(&plan.outputs[i].row);
     const float4 *from = (const float4 *)(x + (size_t)row * hidden);
     float4 *to = (float4 *)(out_x + (size_t)i * hidden);
     for (uint32_t v = threadIdx.x; v < hidden / 4; v += COPY_THREADS)
-        to[v] = from[v];
+        to[v] = __ldcg(from + v);
     const uint2 *halves = (const uint2 *)(attn + (size_t)row * q_dim);
     float4 *wide = (float4 *)(out_attn + (size_t)i * q_dim);
     for (uint32_t v = threadIdx.x; v < q_dim / 4; v += COPY_THREADS) {
-        const uint2 h = halves[v];
+        const uint2 h = __ldcg(halves + v);
         wide[v] = make_float4(__uint_as_float(h.x << 16), __uint_as_float(h.x & 0xffff0000u),
             __uint_as_float(h.y << 16), __uint_as_float(h.y & 0xffff0000u));
     }
@@ -65,7 +68,7 @@ static __global__ void latch_kernel(qkc_plan plan, const volatile uint32_t *canc
     qkc_pdl_trigger();
     const uint32_t asked = *cancel;
     qkc_pdl_wait();
-    if (asked != 0 && *plan.state == QK_OK)
+    if (asked != 0 && __ldcg(plan.state) == QK_OK)
         *plan.state = QK_CANCELLED;
 }
 
@@ -74,7 +77,7 @@ static __global__ void report_kernel(qkc_plan plan, volatile uint32_t *status)
 {
     qkc_pdl_trigger();
     qkc_pdl_wait();
-    *status = *plan.state;
+    *status = __ldcg(plan.state);
     __threadfence_system();
 }
 

@@ -19,7 +19,7 @@
  * Device memory for the reference model with 2,048 rows, 91 outputs and 64 slots, in MiB: x 20; a block of 86 that is
  * in turn norm + gate,up + act (gate,up for at most 1,024 rows at a time), q + qkv (40), q + attention + its parts, the
  * decode attention's parts (65) and the logits (53); cublasLt's workspace 32; rows of few and of outputs 7; history 9;
- * RoPE tables 1; the sampler's less than 1: 156 in all. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
+ * RoPE tables 1; the sampler's less than 1: 158 in all. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
  * of address space that takes memory when raw logits are asked for.
  *
  * Engine thread, but for cancel. */
@@ -34,12 +34,11 @@ extern "C" {
 #include "kernels/cpu/sample.h"
 }
 
-#define ALIGN_BYTES   256u
-#define UP_ROWS_MAX   1024u
-#define DOWN_ROWS_MAX 2048u
-#define PART_ROWS_MIN                                                                                        \
-    4096u /* the attention's parts get room for so many rows, or what it asks for, or what is left */
-#define WARM_UP_PAGES  64u /* of the steps that load kernels: keys enough for parts */
+#define ALIGN_BYTES    256u
+#define UP_ROWS_MAX    1024u
+#define DOWN_ROWS_MAX  2048u
+#define PART_ROWS_MIN  4096u /* rows of attention parts, unless fewer do */
+#define WARM_UP_PAGES  64u   /* of the steps that load kernels: keys enough for parts */
 #define SPIN_NS        200000
 #define SLEEP_NS       30000
 #define STATUS_NOT_YET ((uint32_t)QK_PENDING)
