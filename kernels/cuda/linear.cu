@@ -1,5 +1,6 @@
 /* linear.cu: y = W f(x) for one row: a matrix-vector product that streams W at memory bandwidth, with RMSNorm of the
- * input and the residual or SiLU(gate) * up at the output fused. More rows go to linear-mma.cu.
+ * input and the residual or SiLU(gate) * up at the output fused. More rows go to linear-mma.cu, and so does a row
+ * that shared memory cannot hold beside a ring (n_in above about 16,500 on the portable path, 49,000 on Hopper's).
  *
  *  1. A block owns a contiguous range of outputs, equal over the grid to within one, and one block (a few on the portable
  *     path) runs on each SM for the kernel's whole life. Its weights are cut into units of 512 inputs (1 KiB) of one row;

@@ -1,2 +1,539 @@
+/* test-gpu-linear.cu: qkc_linear() against float64 on the host, for one row (CUDA cores, float32 input) and for 2 to 64
+ * (tensor cores, input rounded to bf16), on both paths. `--bench [rows...]` times the layers' chain instead. */
 #include "tests/gpu/gpu-test.h"
-int main() { gpu_require(); return tap_done(); }
+#include "kernels/cuda/linear.h"
+#include <thread>
+
+/* ---- The reference ------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t n_out, n_in, rows_max, n_rows;
+    qkc_then then;
+    bool norm, gather;
+} Case;
+
+static const float EPS = 1e-6f;
+static const uint32_t SOURCE_ROWS = 80; /* rows of x that gathered work may name */
+
+static double rounded(double v)
+{
+    return (double)__bfloat162float(__float2bfloat16_rn((float)v));
+}
+
+template <typename F> static void parallel(uint32_t n, F fn)
+{
+    uint32_t n_threads = std::min(std::max(std::thread::hardware_concurrency(), 1u), 16u);
+    std::vector<std::thread> threads;
+    for (uint32_t t = 0; t < n_threads; t++)
+        threads.emplace_back([=] {
+            for (uint32_t i = t; i < n; i += n_threads)
+                fn(i);
+        });
+    for (auto &t : threads)
+        t.join();
+}
+
+struct Inputs {
+    Array<qkc_bf16> w;
+    Array<float> x, norm, y0;
+    Array<uint32_t> counts, state;
+    Array<qk_output> outputs;
+    Inputs(const Case &c, Random &random)
+        : w((size_t)c.n_out * (c.then == QKC_SILU_MUL ? 2 : 1) * c.n_in), x((size_t)SOURCE_ROWS * c.n_in),
+          norm(c.n_in), y0((size_t)c.rows_max * c.n_out), counts(4), state(1), outputs(QKC_SMALL_ROWS)
+    {
+        float scale = 1.0f / sqrtf((float)c.n_in);
+        for (auto &v : w.host)
+            v = __float2bfloat16_rn(random.uniform() * 1.7f * scale);
+        for (size_t i = 0; i < x.host.size(); i++) /* rows of different size, some elements large */
+            x.host[i] = random.normal() * (1 + i / c.n_in % 5) * (random.below(50) == 0 ? 20 : 1);
+        for (auto &v : norm.host)
+            v = 1 + 0.5f * random.uniform();
+        for (auto &v : y0.host)
+            v = random.normal();
+        counts.host = {77777, 77777, 77777, 77777};
+        counts.host[c.gather ? 3 : 0] = c.n_rows;
+        state.host = {QK_OK};
+        memset(outputs.host.data(), 0xff, outputs.host.size() * sizeof(qk_output));
+        for (uint32_t i = 0; i < c.n_rows; i++)
+            outputs.host[i].row = i * (SOURCE_ROWS - 1) / QKC_SMALL_ROWS + random.below(2);
+        w.up(), x.up(), norm.up(), y0.up(), counts.up(), state.up(), outputs.up();
+    }
+};
+
+/* [n_rows, n_out]. @round: as the tensor cores' input is, bf16(x * weight). @size: what an output's error is compared
+ * with: the root of its terms' squares and itself, so that one that nearly cancels does not count as wrong. */
+static std::vector<double> reference(const Case &c, const Inputs &in, bool round, std::vector<double> &size)
+{
+    size.resize((size_t)c.n_rows * c.n_out);
+    std::vector<double> y((size_t)c.n_rows * c.n_out), f((size_t)c.n_rows * c.n_in), scale(c.n_rows, 1.0);
+    for (uint32_t r = 0; r < c.n_rows; r++) {
+        const float *x = &in.x.host[(size_t)(c.gather ? in.outputs.host[r].row : r) * c.n_in];
+        double squares = 0;
+        for (uint32_t k = 0; k < c.n_in; k++) {
+            squares += (double)x[k] * x[k];
+            float v = c.norm ? x[k] * in.norm.host[k] : x[k];
+            f[(size_t)r * c.n_in + k] = round ? rounded(v) : c.norm ? (double)x[k] * in.norm.host[k] : x[k];
+        }
+        if (c.norm)
+            scale[r] = 1 / sqrt(squares / c.n_in + EPS);
+    }
+    std::vector<float> w(in.w.host.size());
+    parallel(64, [&](uint32_t i) {
+        for (size_t j = w.size() * i / 64; j < w.size() * (i + 1) / 64; j++)
+            w[j] = __bfloat162float(in.w.host[j]);
+    });
+    parallel(c.n_out, [&](uint32_t o) {
+        for (uint32_t r = 0; r < c.n_rows; r++) {
+            double sum[2] = {0, 0}, terms[2] = {0, 0};
+            for (int half = 0; half < (c.then == QKC_SILU_MUL ? 2 : 1); half++) {
+                const float *row = &w[((size_t)half * c.n_out + o) * c.n_in];
+                const double *x = &f[(size_t)r * c.n_in];
+                double s[4] = {0, 0, 0, 0}, q[4] = {0, 0, 0, 0};
+                for (uint32_t k = 0; k < c.n_in; k += 4)
+                    for (int e = 0; e < 4; e++) {
+                        double v = row[k + e] * x[k + e];
+                        s[e] += v, q[e] += v * v;
+                    }
+                sum[half] = (s[0] + s[1] + s[2] + s[3]) * scale[r];
+                terms[half] = sqrt(q[0] + q[1] + q[2] + q[3]) * scale[r];
+            }
+            size_t at = (size_t)r * c.n_out + o;
+            if (c.then == QKC_SILU_MUL) {
+                y[at] = sum[0] / (1 + exp(-sum[0])) * sum[1];
+                terms[0] = terms[0] * (fabs(sum[1]) + terms[1]) + fabs(sum[0]) * terms[1];
+            } else {
+                y[at] = sum[0] + (c.then == QKC_ADD ? in.y0.host[at] : 0);
+            }
+            size[at] = sqrt(y[at] * y[at] + terms[0] * terms[0]);
+        }
+    });
+    return y;
+}
+
+/* ---- Checks -------------------------------------------------------------------------------------------------- */
+
+static qkc_linear_args arguments(const Case &c, const Inputs &in, float *y)
+{
+    qkc_linear_args a = {};
+    a.w = in.w.dev;
+    a.x = in.x.dev;
+    a.norm = c.norm ? in.norm.dev : NULL;
+    a.eps = EPS;
+    a.y = y;
+    a.n_out = c.n_out;
+    a.n_in = c.n_in;
+    a.rows_max = c.rows_max;
+    a.then = c.then;
+    a.gather = c.gather;
+    a.plan.counts = in.counts.dev;
+    a.plan.state = in.state.dev;
+    a.plan.outputs = in.outputs.dev;
+    return a;
+}
+
+/* Runs once; y starts as y0 for QKC_ADD, else as NaN. */
+static void run(
+    const qkc_launch *l, const Case &c, const Inputs &in, const qkc_linear_tuning *tuning, Array<float> &y)
+{
+    if (c.then == QKC_ADD)
+        CUDA_OK(cudaMemcpy(y.dev, in.y0.dev, y.host.size() * sizeof(float), cudaMemcpyDeviceToDevice));
+    else
+        y.poison();
+    qkc_linear_args a = arguments(c, in, y.dev);
+    CUDA_OK(tuning ? qkc_linear_tuned(l, &a, tuning) : qkc_linear(l, &a));
+    CUDA_OK(cudaStreamSynchronize(l->stream));
+    y.down();
+}
+
+/* The worst relative error of one row: a row that is wrong is not hidden by larger ones. NaN when anything is. */
+static double worst_row(const Case &c, const std::vector<float> &y, const std::vector<double> &ref,
+    const std::vector<double> &size)
+{
+    double worst = 0;
+    for (uint32_t r = 0; r < c.n_rows; r++) {
+        double d = 0, n = 0;
+        for (size_t i = (size_t)r * c.n_out; i < (size_t)(r + 1) * c.n_out; i++) {
+            d += (y[i] - ref[i]) * (y[i] - ref[i]);
+            n += size[i] * size[i];
+        }
+        double e = sqrt(d / (n > 0 ? n : 1));
+        if (!(e <= worst))
+            worst = e;
+    }
+    return worst;
+}
+
+static bool rows_beyond_untouched(const Case &c, const std::vector<float> &y, const Inputs &in)
+{
+    std::vector<float> before(y.size());
+    if (c.then == QKC_ADD)
+        before = in.y0.host;
+    else
+        memset(before.data(), 0xff, before.size() * sizeof(float));
+    size_t from = (size_t)c.n_rows * c.n_out;
+    return memcmp(y.data() + from, before.data() + from, (y.size() - from) * sizeof(float)) == 0;
+}
+
+static const char *then_name(qkc_then then)
+{
+    return then == QKC_STORE ? "store" : then == QKC_ADD ? "add" : "silu";
+}
+
+static void check(
+    const qkc_launch *paths, int n_paths, const Case &c, const std::vector<qkc_linear_tuning> &tunings)
+{
+    static uint64_t seed = 1;
+    Random random(seed++);
+    Inputs in(c, random);
+    const bool mma = c.rows_max > 1;
+    std::vector<double> size, ref = reference(c, in, mma, size),
+                              exact = mma ? reference(c, in, false, size) : ref;
+    /* Tensor cores truncate their float32 sums, so that errors grow with their number. */
+    const double most = mma ? 1e-5 + 5e-9 * c.n_in : 3e-6, most_rounding = c.n_out < 100 ? 1e-2 : 3e-3;
+    for (int i = 0; i < n_paths; i++)
+        for (size_t t = 0; t <= tunings.size(); t++) {
+            const qkc_linear_tuning *tuning = t ? &tunings[t - 1] : NULL;
+            Array<float> y((size_t)c.rows_max * c.n_out), again((size_t)c.rows_max * c.n_out);
+            run(&paths[i], c, in, tuning, y);
+            run(&paths[i], c, in, tuning, again);
+            double error = worst_row(c, y.host, ref, size), rounding = worst_row(c, y.host, exact, size);
+            bool untouched = rows_beyond_untouched(c, y.host, in);
+            bool same = memcmp(y.host.data(), again.host.data(), y.host.size() * sizeof(float)) == 0;
+            tap_ok(error < most && rounding < most_rounding && untouched && same,
+                "%s %s [%u, %u] rows %u of %u%s%s tuning %zu: error %.1e, with rounding %.1e%s%s",
+                gpu_path_name(&paths[i]), then_name(c.then), c.n_out, c.n_in, c.n_rows, c.rows_max,
+                c.norm ? " norm" : "", c.gather ? " gather" : "", t, error, rounding,
+                untouched ? "" : ", ROWS BEYOND CHANGED", same ? "" : ", NOT THE SAME TWICE");
+        }
+}
+
+/* A cancelled step, or one without outputs, ends without an error and, with no rows, without a store. */
+static void check_nothing_to_do(const qkc_launch *l)
+{
+    for (uint32_t rows_max : {1u, 8u, 16u, 64u})
+        for (int gather = 0; gather < 2; gather++) {
+            Case c = {300, 2560, rows_max, 0, QKC_STORE, true, gather != 0};
+            Random random(7);
+            Inputs in(c, random);
+            Array<float> y((size_t)rows_max * c.n_out);
+            run(l, c, in, NULL, y);
+            bool untouched = rows_beyond_untouched(c, y.host, in);
+            in.counts.host[gather ? 3 : 0] = rows_max;
+            in.state.host[0] = QK_CANCELLED;
+            memset(in.outputs.host.data(), 0, in.outputs.host.size() * sizeof(qk_output));
+            in.counts.up(), in.state.up(), in.outputs.up();
+            run(l, c, in, NULL, y); /* may store or not */
+            tap_ok(untouched, "%s: no rows of %u%s, and a cancelled step", gpu_path_name(l), rows_max,
+                gather ? " gathered" : "");
+        }
+}
+
+/* A captured chain of dependent products replays to what the same calls give one by one: with overlapping launches a
+ * kernel that read too early would differ. */
+static void check_chain(const qkc_launch *l, uint32_t rows)
+{
+    const uint32_t hidden = 768, ffn = 2304, n_layers = 12;
+    Case gate = {ffn, hidden, rows, rows, QKC_SILU_MUL, true, false},
+         down = {hidden, ffn, rows, rows, QKC_ADD, false, false};
+    Random random(rows);
+    Inputs a(gate, random), b(down, random);
+    Array<float> x((size_t)rows * hidden), act((size_t)rows * ffn), want((size_t)rows * hidden);
+    for (auto &v : x.host)
+        v = random.normal();
+    std::vector<float> first = x.host;
+    auto layers = [&](bool wait) {
+        for (uint32_t i = 0; i < n_layers; i++) {
+            qkc_linear_args g = arguments(gate, a, act.dev), d = arguments(down, b, x.dev);
+            g.x = x.dev, d.x = act.dev, d.plan = g.plan;
+            CUDA_OK(qkc_linear(l, &g));
+            if (wait)
+                CUDA_OK(cudaStreamSynchronize(l->stream));
+            CUDA_OK(qkc_linear(l, &d));
+            if (wait)
+                CUDA_OK(cudaStreamSynchronize(l->stream));
+        }
+    };
+    x.up();
+    layers(true);
+    CUDA_OK(cudaMemcpy(want.host.data(), x.dev, want.host.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
+    layers(false);
+    CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    uint32_t n_different = 0;
+    bool finite = true;
+    for (uint32_t i = 0; i < 20; i++) {
+        x.host = first;
+        x.up();
+        act.poison();
+        CUDA_OK(cudaGraphLaunch(exec, l->stream));
+        CUDA_OK(cudaStreamSynchronize(l->stream));
+        x.down();
+        n_different += memcmp(x.host.data(), want.host.data(), x.host.size() * sizeof(float)) != 0;
+        for (float v : x.host)
+            finite &= std::isfinite(v);
+    }
+    CUDA_OK(cudaGraphExecDestroy(exec));
+    CUDA_OK(cudaGraphDestroy(graph));
+    tap_ok(n_different == 0 && finite,
+        "%s: %u layers of %u rows in a graph, %u of 20 runs differ from single calls%s", gpu_path_name(l),
+        n_layers, rows, n_different, finite ? "" : ", NOT FINITE");
+}
+
+static void check_all(const qkc_launch *paths, int n_paths)
+{
+    const std::vector<qkc_linear_tuning> none;
+    std::vector<qkc_linear_tuning> one, more;
+    for (uint32_t depth : {2u, 3u, 5u})
+        for (int bulk = 0; bulk < 2; bulk++)
+            one.push_back({depth, UINT32_MAX, depth == 3 ? 2u : 1u, 0, 0, bulk != 0, bulk != 0});
+    for (uint32_t cluster = 1; cluster <= 8; cluster *= 2)
+        for (uint32_t m = 1; m <= 8; m *= 2)
+            more.push_back({0, 0, 0, cluster, m, cluster == 2, false});
+    const qkc_then thens[] = {QKC_STORE, QKC_ADD, QKC_SILU_MUL};
+    const uint32_t odd_out[] = {1, 7, 40, 129, 333}, odd_in[] = {8, 264, 520, 1000};
+    uint32_t n = 0;
+    for (uint32_t rows_max : {1u, 2u, 4u, 8u, 16u, 32u, 64u})
+        for (qkc_then then : thens)
+            for (uint32_t n_out : odd_out)
+                for (uint32_t n_in : odd_in) {
+                    Random random(n++);
+                    uint32_t n_rows = random.below(2) ? rows_max : 1 + random.below(rows_max);
+                    check(paths, n_paths,
+                        {n_out, n_in, rows_max, n_rows, then, random.below(2) != 0, random.below(2) != 0},
+                        none);
+                }
+    for (uint32_t rows_max : {1u, 3u, 16u, 27u, 64u}) { /* the models' shapes */
+        uint32_t n_rows = (rows_max * 3 + 3) / 4;
+        check(paths, n_paths, {6144, 2560, rows_max, n_rows, QKC_STORE, true, false}, none);
+        check(paths, n_paths, {2560, 4096, rows_max, rows_max, QKC_ADD, false, false}, none);
+        check(paths, n_paths, {2560, 9728, rows_max, n_rows, QKC_ADD, false, false}, none);
+        check(paths, n_paths, {9728, 2560, rows_max, n_rows, QKC_SILU_MUL, true, false}, none);
+        check(paths, n_paths, {768, 256, rows_max, rows_max, QKC_SILU_MUL, true, false}, none);
+        check(paths, n_paths, {256, 768, rows_max, rows_max, QKC_ADD, false, false}, none);
+        check(paths, n_paths,
+            {1000, rows_max > 1 ? 17408u : 16384u, rows_max, rows_max, QKC_STORE, true, true}, none);
+        check(paths, n_paths, {80001, 256, rows_max, n_rows, QKC_STORE, true, true}, none);
+    }
+    check(paths, n_paths, {1531, 2560, 1, 1, QKC_SILU_MUL, true, false}, one);
+    check(paths, n_paths, {611, 4104, 1, 1, QKC_ADD, true, true}, one);
+    for (uint32_t rows_max : {8u, 16u, 32u, 64u}) {
+        check(paths, n_paths, {1531, 1288, rows_max, rows_max - 1, QKC_SILU_MUL, true, false}, more);
+        check(paths, n_paths, {611, 4104, rows_max, rows_max, QKC_ADD, true, true}, more);
+    }
+    for (int i = 0; i < n_paths; i++) {
+        check_nothing_to_do(&paths[i]);
+        for (uint32_t rows : {1u, 8u, 16u, 32u, 64u})
+            check_chain(&paths[i], rows);
+    }
+}
+
+/* ---- Times --------------------------------------------------------------------------------------------------- */
+
+static __global__ void fill_weights(uint32_t *w, size_t n)
+{
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t a = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 32), b;
+        a ^= a >> 15, a *= 2246822519u, a ^= a >> 13;
+        b = a * 3266489917u;
+        __nv_bfloat162 v = __floats2bfloat162_rn(
+            (float)(int32_t)a * (0.03f / 2147483648.0f), (float)(int32_t)b * (0.03f / 2147483648.0f));
+        w[i] = *(uint32_t *)&v;
+    }
+}
+
+static __global__ void __launch_bounds__(512) read_only(const uint4 *p, size_t n, uint32_t *out)
+{
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    uint32_t x = 0;
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i + 7 * step < n; i += 8 * step) {
+        uint4 v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = __ldcs(p + i + j * step);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            x ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+    }
+    if (x == 0x12345678)
+        *out = x;
+}
+
+struct Bench {
+    static const uint32_t n_layers = 36, hidden = 2560, q_dim = 4096, qkv_dim = 6144, ffn = 9728,
+                          vocab = 151936;
+    size_t layer, head; /* weights */
+    qkc_bf16 *w;
+    Array<float> x, qkv, act, logits, norm;
+    Array<uint32_t> counts, state;
+    Array<qk_output> outputs;
+    double read_gbs;
+
+    Bench()
+        : layer((size_t)qkv_dim * hidden + (size_t)hidden * q_dim + (size_t)3 * ffn * hidden),
+          head((size_t)vocab * hidden), x(64 * hidden), qkv(64 * qkv_dim), act(64 * ffn),
+          logits((size_t)64 * vocab), norm(hidden), counts(4), state(1), outputs(64)
+    {
+        size_t n = n_layers * layer + head;
+        CUDA_OK(cudaMalloc(&w, n * 2));
+        fill_weights<<<2048, 256>>>((uint32_t *)w, n / 2);
+        Random random(3);
+        for (auto &v : x.host)
+            v = random.normal();
+        for (auto &v : norm.host)
+            v = 1;
+        state.host = {QK_OK};
+        for (uint32_t i = 0; i < 64; i++)
+            outputs.host[i].row = i;
+        x.up(), norm.up(), state.up(), outputs.up(), qkv.zero(), act.zero();
+        CUDA_OK(cudaDeviceSynchronize());
+        size_t n_read = n / 8 / (132 * 4 * 512 * 8) * (132 * 4 * 512 * 8);
+        double ms = gpu_time(0, 5, [&](int) { read_only<<<132 * 4, 512>>>((uint4 *)w, n_read, counts.dev); });
+        read_gbs = n_read * 16 / ms / 1e6;
+        printf("read only: %.0f GB/s over %.2f GB\n", read_gbs, n_read * 16 / 1e9);
+    }
+    ~Bench()
+    {
+        cudaFree(w);
+    }
+
+    /* Product @i of a layer: QKV, O, gate and up, down; 4: lm_head. */
+    qkc_linear_args product(uint32_t rows, uint32_t l, uint32_t i)
+    {
+        qkc_linear_args a = {};
+        const qkc_bf16 *at = w + l * layer;
+        a.eps = EPS;
+        a.rows_max = rows;
+        a.plan.counts = counts.dev, a.plan.state = state.dev, a.plan.outputs = outputs.dev;
+        if (i == 0)
+            a.w = at, a.x = x.dev, a.norm = norm.dev, a.y = qkv.dev, a.n_out = qkv_dim, a.n_in = hidden;
+        at += (size_t)qkv_dim * hidden;
+        if (i == 1)
+            a.w = at, a.x = qkv.dev, a.y = x.dev, a.n_out = hidden, a.n_in = q_dim, a.then = QKC_ADD;
+        at += (size_t)hidden * q_dim;
+        if (i == 2)
+            a.w = at, a.x = x.dev, a.norm = norm.dev, a.y = act.dev, a.n_out = ffn, a.n_in = hidden,
+            a.then = QKC_SILU_MUL;
+        at += (size_t)2 * ffn * hidden;
+        if (i == 3)
+            a.w = at, a.x = act.dev, a.y = x.dev, a.n_out = hidden, a.n_in = ffn, a.then = QKC_ADD;
+        if (i == 4)
+            a.w = w + n_layers * layer, a.x = x.dev, a.norm = norm.dev, a.y = logits.dev, a.n_out = vocab,
+            a.n_in = hidden, a.gather = true;
+        return a;
+    }
+    static double bytes(const qkc_linear_args &a)
+    {
+        return 2.0 * a.n_in * a.n_out * (a.then == QKC_SILU_MUL ? 2 : 1);
+    }
+
+    /* Microseconds of a graph of the products @mask (bit i: product i) of all layers (4: once). */
+    double time(
+        const qkc_launch *l, uint32_t rows, uint32_t mask, const qkc_linear_tuning *tuning, double *n_bytes)
+    {
+        counts.host = {rows, rows, 0, rows};
+        counts.up();
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        *n_bytes = 0;
+        CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
+        for (uint32_t i = 0; i < n_layers; i++)
+            for (uint32_t j = 0; j < 5; j++)
+                if (mask >> j & 1 && (j < 4 || i == n_layers - 1)) {
+                    qkc_linear_args a = product(rows, i, j);
+                    *n_bytes += bytes(a);
+                    CUDA_OK(qkc_linear_tuned(l, &a, tuning));
+                }
+        CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
+        CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+        x.up();
+        double ms = gpu_time(l->stream, 7, [&](int) { CUDA_OK(cudaGraphLaunch(exec, l->stream)); });
+        CUDA_OK(cudaGraphExecDestroy(exec));
+        CUDA_OK(cudaGraphDestroy(graph));
+        return ms * 1000;
+    }
+    void line(const qkc_launch *l, uint32_t rows, const char *name, uint32_t mask, const qkc_linear_tuning &t,
+        const char *what)
+    {
+        double n_bytes, us = time(l, rows, mask, &t, &n_bytes), gbs = n_bytes / us / 1e3;
+        printf("%-8s rows %2u  %-10s %9.2f us%s  %5.0f GB/s  %5.1f%%  %s\n", gpu_path_name(l), rows, name,
+            mask == 16 ? us : us / n_layers, mask == 16 ? "      " : "/layer", gbs, 100 * gbs / read_gbs,
+            what);
+        fflush(stdout);
+    }
+};
+
+static void bench(const qkc_launch *paths, int n_paths, const std::vector<uint32_t> &rows)
+{
+    static const char *names[] = {"QKV", "O", "gate,up", "down", "lm_head"};
+    const qkc_linear_tuning defaults = {};
+    Bench b;
+    for (uint32_t n : rows)
+        for (int i = 0; i < n_paths; i++) {
+            const qkc_launch *l = &paths[i];
+            for (uint32_t j = 0; j < 5; j++)
+                b.line(l, n, names[j], 1u << j, defaults, "");
+            b.line(l, n, "chain", 15, defaults, "<- of a layer");
+            b.line(l, n, "step", 31, defaults, "with lm_head");
+        }
+    for (uint32_t n : rows) /* what else could be chosen, on the chain and single products */
+        for (int i = 0; i < n_paths; i++) {
+            const qkc_launch *l = &paths[i];
+            char what[96];
+            if (n == 1)
+                for (int k = 0; k < (l->hopper ? 14 : 4); k++) {
+                    /* depth, ahead KiB, per SM, early, bulk */
+                    static const int v[14][5] = {{2, -1, 2, 0, 0}, {3, -1, 2, 0, 0}, {2, -1, 1, 0, 0},
+                        {4, -1, 1, 0, 0}, {6, -1, 1, 0, 0}, {6, 32, 1, 0, 0}, {6, 128, 1, 0, 0},
+                        {6, 256, 1, 0, 0}, {6, 64, 1, 1, 0}, {6, 64, 1, 0, 1}, {6, -1, 1, 0, 1},
+                        {6, 64, 1, 1, 1}, {4, 64, 1, 0, 0}, {4, 64, 2, 1, 0}};
+                    qkc_linear_tuning t = {(uint32_t)v[k][0], (uint32_t)v[k][1], (uint32_t)v[k][2], 0, 0,
+                        v[k][3] != 0, v[k][4] != 0};
+                    snprintf(what, sizeof(what), "depth %d, ahead %d, per SM %d%s%s", v[k][0], v[k][1],
+                        v[k][2], v[k][3] ? ", early" : "", v[k][4] ? ", bulk" : "");
+                    b.line(l, n, "chain", 15, t, what);
+                    if (k == 9 || k == 4 || k == 3)
+                        b.line(l, n, "lm_head", 16, t, what);
+                }
+            else {
+                if (l->hopper)
+                    for (int k = 0; k < 4; k++) {
+                        static const int v[4][2] = {{-1, 0}, {32, 0}, {128, 0}, {64, 1}};
+                        qkc_linear_tuning t = {0, (uint32_t)v[k][0], 0, 0, 0, v[k][1] != 0, false};
+                        snprintf(what, sizeof(what), "ahead %d%s", v[k][0], v[k][1] ? ", early" : "");
+                        b.line(l, n, "chain", 15, t, what);
+                    }
+                for (uint32_t j = 0; j < 4; j++)
+                    for (uint32_t c = l->hopper ? 1 : 8; c <= 8; c *= 2)
+                        for (uint32_t m = 1; m <= 8; m *= 2) {
+                            qkc_linear_tuning t = {0, 0, 0, c, m, false, false};
+                            snprintf(what, sizeof(what), "cluster %u, warps m %u", l->hopper ? c : 1, m);
+                            b.line(l, n, names[j], 1u << j, t, what);
+                        }
+            }
+        }
+}
+
+int main(int argc, char **argv)
+{
+    qkc_launch paths[2];
+    gpu_require();
+    int n_paths = gpu_paths(paths);
+    CUDA_OK(qkc_linear_init());
+    if (argc > 1 && !strcmp(argv[1], "--bench")) {
+        std::vector<uint32_t> rows;
+        for (int i = 2; i < argc; i++)
+            rows.push_back((uint32_t)atoi(argv[i]));
+        if (rows.empty())
+            rows = {1, 2, 4, 8, 16, 32, 64};
+        bench(paths, n_paths, rows);
+        return 0;
+    }
+    check_all(paths, n_paths);
+    return tap_done();
+}
