@@ -29,23 +29,28 @@
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 
-#define PART_ALIGN       256u
-#define WORKERS_MAX      16u
-#define SLOTS_MAX        8u
-#define PROGRESS_BYTES   (64ull << 20)
-#define PROGRESS_NS      20000000l
-#define PARTS_A_LAYER    11u
-#define PARTS_BESIDE     4u /* embedding, head, final norm, inv_freq */
-#define HEADS_A_KV_MAX   8u
-#define DTYPE_RAW_DOUBLE ((qk_dtype)100) /* inv_freq: copied as it is */
+#define PART_ALIGN     256u
+#define WORKERS_MAX    16u
+#define SLOTS_MAX      8u
+#define PROGRESS_BYTES (64ull << 20)
+#define PROGRESS_NS    20000000l
+#define PARTS_A_LAYER  11u
+#define PARTS_BESIDE   4u /* embedding, head, final norm, inv_freq */
+#define HEADS_A_KV_MAX 8u
 
 /* ---- What goes where ----------------------------------------------------------------------------------------- */
 
-/* n elements at src, of dtype from, become n elements of dtype to at block + offset. */
+typedef enum {
+    ELEMENT_F32 = QK_F32,
+    ELEMENT_BF16 = QK_BF16,
+    ELEMENT_F64, /* inv_freq: copied as it is */
+} element;
+
+/* n elements at src, of type from, become n elements of type to at block + offset. */
 typedef struct {
     const void *src;
     uint64_t offset, n;
-    qk_dtype from, to;
+    element from, to;
 } part;
 
 /* Elements [begin, begin + n) of one part, or n_parts whole parts that lie one behind the other in the block. */
@@ -54,9 +59,9 @@ typedef struct {
     uint64_t begin, n;
 } chunk;
 
-static uint32_t dtype_bytes(qk_dtype dtype)
+static uint32_t element_bytes(element type)
 {
-    return dtype == QK_BF16 ? 2 : dtype == QK_F32 ? 4 : 8;
+    return type == ELEMENT_BF16 ? 2 : type == ELEMENT_F32 ? 4 : 8;
 }
 
 /* The parts of a model: [0, n_vectors) in the order of the block, then matrices in the order of the source. */
@@ -69,17 +74,17 @@ typedef struct {
 } placement;
 
 /* Room for n elements of @to at the end of the block. */
-static uint64_t place(placement *p, uint64_t n, qk_dtype to)
+static uint64_t place(placement *p, uint64_t n, element to)
 {
     uint64_t offset = p->block_bytes, bytes;
-    p->overflow |= __builtin_mul_overflow(n, (uint64_t)dtype_bytes(to), &bytes);
+    p->overflow |= __builtin_mul_overflow(n, (uint64_t)element_bytes(to), &bytes);
     p->overflow |= __builtin_add_overflow(offset, bytes, &p->block_bytes);
     p->overflow |= __builtin_add_overflow(p->block_bytes, (uint64_t)PART_ALIGN - 1, &p->block_bytes);
     p->block_bytes = p->block_bytes / PART_ALIGN * PART_ALIGN;
     return offset;
 }
 
-static void add_part(placement *p, const void *src, qk_dtype from, uint64_t offset, uint64_t n, qk_dtype to)
+static void add_part(placement *p, const void *src, element from, uint64_t offset, uint64_t n, element to)
 {
     part *it = &p->parts[p->n_parts++];
     it->src = src;
@@ -100,10 +105,10 @@ static uint64_t place_matrices(placement *p, const qk_tensor *const *tensors, ui
     uint64_t n = 0;
     for (uint32_t i = 0; i < n_tensors; i++)
         p->overflow |= __builtin_add_overflow(n, tensor_n(tensors[i]), &n);
-    const uint64_t offset = place(p, n, QK_BF16);
+    const uint64_t offset = place(p, n, ELEMENT_BF16);
     uint64_t at = offset;
     for (uint32_t i = 0; i < n_tensors; i++) {
-        add_part(p, tensors[i]->data, tensors[i]->dtype, at, tensor_n(tensors[i]), QK_BF16);
+        add_part(p, tensors[i]->data, (element)tensors[i]->dtype, at, tensor_n(tensors[i]), ELEMENT_BF16);
         at += tensor_n(tensors[i]) * 2;
     }
     return offset;
@@ -111,8 +116,8 @@ static uint64_t place_matrices(placement *p, const qk_tensor *const *tensors, ui
 
 static uint64_t place_vector(placement *p, const qk_tensor *t)
 {
-    const uint64_t offset = place(p, tensor_n(t), QK_F32);
-    add_part(p, t->data, t->dtype, offset, tensor_n(t), QK_F32);
+    const uint64_t offset = place(p, tensor_n(t), ELEMENT_F32);
+    add_part(p, t->data, (element)t->dtype, offset, tensor_n(t), ELEMENT_F32);
     return offset;
 }
 
@@ -168,9 +173,9 @@ static void place_model(placement *p, const qk_model_desc *desc)
         set_offset(&model->layers[l].k_norm, place_vector(p, &t->k_norm));
     }
     set_offset(&model->final_norm, place_vector(p, &desc->final_norm));
-    const uint64_t inv_freq = place(p, s->head_dim / 2, DTYPE_RAW_DOUBLE);
+    const uint64_t inv_freq = place(p, s->head_dim / 2, ELEMENT_F64);
     set_offset(&model->inv_freq, inv_freq);
-    add_part(p, s->rope_inv_freq, DTYPE_RAW_DOUBLE, inv_freq, s->head_dim / 2, DTYPE_RAW_DOUBLE);
+    add_part(p, s->rope_inv_freq, ELEMENT_F64, inv_freq, s->head_dim / 2, ELEMENT_F64);
     p->n_vectors = p->n_parts;
     p->n_parts += n_matrices;
 }
@@ -181,16 +186,16 @@ qk_status qkc_model_measure(const qk_shape *s, bool tied, qk_sizes *out)
     const uint64_t q_dim = (uint64_t)s->n_heads * s->head_dim, kv_dim = (uint64_t)s->n_kv_heads * s->head_dim;
     const struct {
         uint64_t rows, cols, n;
-        qk_dtype dtype;
+        element type;
     } kinds[] = {
-        {q_dim + 2 * kv_dim, s->hidden, s->n_layers, QK_BF16},
-        {s->hidden, q_dim, s->n_layers, QK_BF16},
-        {2 * (uint64_t)s->ffn, s->hidden, s->n_layers, QK_BF16},
-        {s->hidden, s->ffn, s->n_layers, QK_BF16},
-        {s->vocab, s->hidden, tied ? 1u : 2u, QK_BF16},
-        {1, s->hidden, 2 * (uint64_t)s->n_layers + 1, QK_F32},
-        {1, s->head_dim, 2 * (uint64_t)s->n_layers, QK_F32},
-        {1, s->head_dim / 2, 1, DTYPE_RAW_DOUBLE},
+        {q_dim + 2 * kv_dim, s->hidden, s->n_layers, ELEMENT_BF16},
+        {s->hidden, q_dim, s->n_layers, ELEMENT_BF16},
+        {2 * (uint64_t)s->ffn, s->hidden, s->n_layers, ELEMENT_BF16},
+        {s->hidden, s->ffn, s->n_layers, ELEMENT_BF16},
+        {s->vocab, s->hidden, tied ? 1u : 2u, ELEMENT_BF16},
+        {1, s->hidden, 2 * (uint64_t)s->n_layers + 1, ELEMENT_F32},
+        {1, s->head_dim, 2 * (uint64_t)s->n_layers, ELEMENT_F32},
+        {1, s->head_dim / 2, 1, ELEMENT_F64},
     };
     uint64_t total = 0;
     bool overflow = false;
@@ -198,7 +203,7 @@ qk_status qkc_model_measure(const qk_shape *s, bool tied, qk_sizes *out)
         placement one = {};
         uint64_t n, bytes;
         overflow |= __builtin_mul_overflow(kinds[i].rows, kinds[i].cols, &n);
-        place(&one, n, kinds[i].dtype);
+        place(&one, n, kinds[i].type);
         overflow |= one.overflow;
         overflow |= __builtin_mul_overflow(one.block_bytes, kinds[i].n, &bytes);
         overflow |= __builtin_add_overflow(total, bytes, &total);
@@ -229,7 +234,7 @@ static void rebase_model(qkc_model *model, const void *block)
 
 static uint64_t part_bytes(const part *p)
 {
-    return p->n * dtype_bytes(p->to);
+    return p->n * element_bytes(p->to);
 }
 
 /* Cuts the parts into chunks of at most chunk_bytes of staging; counts when @out is NULL. A group of vectors is one chunk
@@ -246,7 +251,7 @@ static uint64_t cut_chunks(const placement *p, uint64_t chunk_bytes, chunk *out)
                 break;
             n_parts++;
         }
-        const uint64_t step = n_parts > 1 ? first->n : chunk_bytes / dtype_bytes(first->to);
+        const uint64_t step = n_parts > 1 ? first->n : chunk_bytes / element_bytes(first->to);
         for (uint64_t begin = 0; begin < first->n; begin += step) {
             if (out != NULL) {
                 chunk *c = &out[n_chunks];
@@ -286,15 +291,15 @@ static void f32_from_bf16(float *out, const uint16_t *in, uint64_t n)
 
 static const char *part_source(const part *p, uint64_t begin)
 {
-    return (const char *)p->src + begin * dtype_bytes(p->from);
+    return (const char *)p->src + begin * element_bytes(p->from);
 }
 
 static void convert(void *out, const part *p, uint64_t begin, uint64_t n)
 {
     const void *src = part_source(p, begin);
     if (p->from == p->to)
-        memcpy(out, src, n * dtype_bytes(p->to));
-    else if (p->to == QK_BF16)
+        memcpy(out, src, n * element_bytes(p->to));
+    else if (p->to == ELEMENT_BF16)
         bf16_from_f32((uint16_t *)out, (const float *)src, n);
     else
         f32_from_bf16((float *)out, (const uint16_t *)src, n);
@@ -349,9 +354,9 @@ static uint64_t fill_slot(const loading *load, const chunk *c, char *slot, uint6
 {
     const part *p = &load->parts[c->part];
     if (c->n_parts == 1) {
-        *offset = p->offset + c->begin * dtype_bytes(p->to);
+        *offset = p->offset + c->begin * element_bytes(p->to);
         convert(slot, p, c->begin, c->n);
-        return c->n * dtype_bytes(p->to);
+        return c->n * element_bytes(p->to);
     }
     const part *last = p + c->n_parts - 1;
     const uint64_t bytes = last->offset + part_bytes(last) - p->offset;
@@ -474,8 +479,9 @@ static bool watch_workers(loading *load, qk_progress_fn progress, void *user, ui
             waited = pthread_cond_timedwait(&load->changed, &load->lock, &until);
         n_marks = load->n_marks;
         pthread_mutex_unlock(&load->lock);
-        if (wanted && progress != NULL &&
-            !progress(user, __atomic_load_n(&load->done, __ATOMIC_ACQUIRE), total)) {
+        uint64_t done = __atomic_load_n(&load->done, __ATOMIC_ACQUIRE);
+        done = done < total ? done : total; /* the padding between vectors travels too */
+        if (wanted && progress != NULL && !progress(user, done, total)) {
             wanted = false;
             __atomic_store_n(&load->stop, 1, __ATOMIC_RELEASE);
         }

@@ -582,8 +582,8 @@ static void test_models(qk_backend *backend, uint64_t seed)
 static void test_cancel(qk_backend *backend)
 {
     qk_shape s = small_shape();
-    s.hidden = 2048;
-    s.ffn = 8192;
+    s.hidden = 1024;
+    s.ffn = 4096;
     s.vocab = 20000;
     Tensors t(s, 77, 0, true);
     size_t before = 0, after = 0, total = 0;
