@@ -260,24 +260,22 @@ static __device__ __forceinline__ uint32_t pack(float a, float b)
 /* The k-blocks [kb, kb_end) of the work's rows to shared memory as bf16, as lanes take them: 16 bytes for each k-block,
  * column of 8 rows and lane. Warp w stages the rows w, w + 8, ...; row[] is their x row or UINT32_MAX (zeros). squares[] of
  * the same rows, if not NULL, grow by their sums of squares. */
-template <int NT>
+template <int NT, int BATCH>
 static __device__ __forceinline__ void stage_x(
     const mma_params &p, uint32_t kb, uint32_t kb_end, const uint32_t *rows, uint4 *xs, float *squares)
 {
-    constexpr int BATCH = NT < 8 ? NT : 2;
-    float part[NT] = {};
     const uint32_t warp = threadIdx.x / QKC_WARP, lane = threadIdx.x % QKC_WARP;
-    for (uint32_t c = lane; c < (kb_end - kb) * KB_CHUNKS; c += QKC_WARP) {
-        const uint32_t k = (kb * KB_CHUNKS + c) * 8;
-        const bool inside = k < p.n_in;
-        float4 wa = make_float4(1, 1, 1, 1), wb = wa;
-        if (p.norm && inside) {
-            wa = __ldg((const float4 *)(p.norm + k));
-            wb = __ldg((const float4 *)(p.norm + k) + 1);
-        }
-#pragma unroll
-        for (int j0 = 0; j0 < NT; j0 += BATCH) {
-            float4 a[BATCH], b[BATCH];
+#pragma unroll 1
+    for (int j0 = 0; j0 < NT; j0 += BATCH) {
+        float part[BATCH] = {};
+        for (uint32_t c = lane; c < (kb_end - kb) * KB_CHUNKS; c += QKC_WARP) {
+            const uint32_t k = (kb * KB_CHUNKS + c) * 8;
+            const bool inside = k < p.n_in;
+            float4 wa = make_float4(1, 1, 1, 1), wb = wa, a[BATCH], b[BATCH];
+            if (p.norm && inside) {
+                wa = __ldg((const float4 *)(p.norm + k));
+                wb = __ldg((const float4 *)(p.norm + k) + 1);
+            }
 #pragma unroll
             for (int j = 0; j < BATCH; j++) {
                 uint32_t row = rows[(j0 + j) * 8 + warp];
@@ -291,8 +289,8 @@ static __device__ __forceinline__ void stage_x(
 #pragma unroll
             for (int j = 0; j < BATCH; j++) {
                 float4 u = a[j], v = b[j];
-                part[j0 + j] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w + v.x * v.x + v.y * v.y +
-                                v.z * v.z + v.w * v.w;
+                part[j] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w + v.x * v.x + v.y * v.y + v.z * v.z +
+                           v.w * v.w;
                 uint4 out;
                 out.x = pack(u.x * wa.x, u.y * wa.y);
                 out.y = pack(u.z * wa.z, u.w * wa.w);
@@ -301,16 +299,14 @@ static __device__ __forceinline__ void stage_x(
                 xs[(c / KB_CHUNKS * NT + j0 + j) * QKC_WARP + warp * 4 + c % KB_CHUNKS] = out;
             }
         }
-    }
-    if (!squares)
-        return;
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
+        for (int j = 0; j < BATCH && squares; j++) {
 #pragma unroll
-        for (uint32_t d = QKC_WARP / 2; d > 0; d /= 2)
-            part[j] += __shfl_xor_sync(0xffffffffu, part[j], d);
-        if (lane == 0)
-            squares[j * 8 + warp] += part[j];
+            for (uint32_t d = QKC_WARP / 2; d > 0; d /= 2)
+                part[j] += __shfl_xor_sync(0xffffffffu, part[j], d);
+            if (lane == 0)
+                squares[(j0 + j) * 8 + warp] += part[j];
+        }
     }
 }
 
@@ -426,6 +422,7 @@ static __device__ __forceinline__ void find_scale(const mma_params &p, const flo
 {
     if (threadIdx.x < NT * 8) {
         float sum = 0;
+#pragma unroll 8
         for (uint32_t rank = 0; rank < p.cluster; rank++)
             sum += group_load<CLUSTER>(group_address<CLUSTER>(squares + threadIdx.x, rank));
         scale[threadIdx.x] = p.norm ? 1.0f / sqrtf(sum / (float)p.n_in + p.eps) : 1.0f;
@@ -433,12 +430,12 @@ static __device__ __forceinline__ void find_scale(const mma_params &p, const flo
 }
 
 template <int NT, bool CLUSTER, bool SILU>
-__global__ void __launch_bounds__(MMA_THREADS, 2) linear_mma(mma_params p)
+__global__ void __launch_bounds__(MMA_THREADS, NT == 8 && !CLUSTER ? 1 : 2) linear_mma(mma_params p)
 {
     constexpr int DEPTH = mma_shape<NT>::depth, N_SUM = mma_shape<NT>::n_sum;
     extern __shared__ __align__(128) unsigned char smem[];
     __shared__ float squares[NT * 8], scale[NT * 8];
-    __shared__ uint32_t rows[NT * 8];
+    __shared__ uint32_t rows[NT * 8], n_rows;
     const uint32_t warp = threadIdx.x / QKC_WARP, lane = threadIdx.x % QKC_WARP;
     const mma_share s = share_of(p);
     const uint64_t policy = linear_stream_policy();
@@ -467,18 +464,24 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) linear_mma(mma_params p)
         uint32_t row = threadIdx.x < count ? threadIdx.x : UINT32_MAX;
         rows[threadIdx.x] = p.outputs && threadIdx.x < count ? __ldcg(&p.outputs[threadIdx.x].row) : row;
         squares[threadIdx.x] = 0;
+        n_rows = count; /* every thread's register would be one too many */
     }
     __syncthreads();
 
+    /* While no sums are kept yet there are registers for many loads at a time. */
+    stage_x<NT, NT < 4 ? NT : 4>(p, s.kb, min(s.kb + p.tile_kb, s.kb_end), rows, xs, squares);
+    __syncthreads();
     uint32_t slot = 0;
     for (uint32_t pass = 0; pass < p.passes; pass++) {
         float acc[2][NT][4] = {};
         for (uint32_t tile = 0; tile < s.n_tiles; tile++) {
             const uint32_t kb0 = s.kb + tile * p.tile_kb;
-            if (pass == 0 || s.n_tiles > 1) {
-                if (pass > 0 || tile > 0)
-                    __syncthreads(); /* nobody multiplies the tile before */
-                stage_x<NT>(p, kb0, min(kb0 + p.tile_kb, s.kb_end), rows, xs, pass == 0 ? squares : NULL);
+            if (s.n_tiles > 1 && (pass > 0 || tile > 0)) {
+                __syncthreads(); /* nobody multiplies the tile before */
+                stage_x < NT, NT<4          ? NT
+                                  : NT == 4 ? 4
+                                            : 2>(p, kb0, min(kb0 + p.tile_kb, s.kb_end), rows, xs,
+                                  pass == 0 ? squares : NULL);
                 __syncthreads();
             }
             uint32_t kb, kb_end;
@@ -508,9 +511,9 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) linear_mma(mma_params p)
                 find_scale<NT, CLUSTER>(p, squares, scale);
                 __syncthreads();
             }
-            if (count > (uint32_t)j0 * 8)
+            if (n_rows > (uint32_t)j0 * 8)
                 store_sums<N_SUM, CLUSTER, SILU>(
-                    p, s, pass, j0 * 8, min(count - j0 * 8, (uint32_t)N_SUM * 8), sums, scale);
+                    p, s, pass, j0 * 8, min(n_rows - j0 * 8, (uint32_t)N_SUM * 8), sums, scale);
         }
     }
     if (CLUSTER)
@@ -566,7 +569,7 @@ typedef struct {
 } mma_plan;
 
 /* Of the ways to lay 8 warps over a group's rows and the slice's inputs the one with the least work on tensor cores and
- * adding up, both in clocks of an SM (measured rates matter little here: the ways differ by whole passes). */
+ * adding up, both in estimated clocks of an SM: the ways differ by whole passes. */
 static void choose_warps(const qkc_linear_args *args, uint32_t warps_m, mma_plan *plan)
 {
     uint32_t n = (args->n_out + plan->groups - 1) / plan->groups;
