@@ -41,6 +41,8 @@ typedef struct
   double read_bytes_per_s, flops;
   double load_s, reload_s;   /* reload_s 0: not measured */
   guint64 kv_bytes_reserved; /* the most that any stage left reserved */
+  qe_device_view device;     /* as of the snapshot in which the program held most; of a card only */
+  guint64 device_beyond;     /* the most it held there beyond the weights and the KV pages */
   guint64 random;
 } Bench;
 
@@ -72,6 +74,11 @@ note_memory (Bench *bench)
   for (guint i = 0; i < QE_N_TIERS; i++)
     reserved += snapshot->tiers[i].bytes_reserved;
   bench->kv_bytes_reserved = MAX (bench->kv_bytes_reserved, reserved);
+  if (snapshot->device.memory_process > bench->device.memory_process)
+    bench->device = snapshot->device;
+  if (snapshot->device.memory_process > snapshot->device.weights + reserved)
+    bench->device_beyond = MAX (bench->device_beyond, snapshot->device.memory_process
+                                                          - snapshot->device.weights - reserved);
   qe_snapshot_unref (snapshot);
 }
 
@@ -664,6 +671,24 @@ measure_machine (const Options *o, double *read_bytes_per_s, double *flops, GErr
   return TRUE;
 }
 
+static void
+append_device (const Bench *bench, GString *json)
+{
+  const qe_device_view *d = &bench->device;
+
+  if (d->memory_process == 0)
+    return;
+  g_string_append_printf (json,
+                          ", \"device\": {\"process_bytes\": %" G_GUINT64_FORMAT
+                          ", \"weight_bytes\": %" G_GUINT64_FORMAT
+                          ", \"workspace_bytes\": %" G_GUINT64_FORMAT
+                          ", \"beyond_bytes\": %" G_GUINT64_FORMAT "}",
+                          d->memory_process, d->weights, d->workspace, bench->device_beyond);
+  if (!bench->options->json)
+    printf ("on the card %.0f MiB, of them %.0f beyond weights and KV pages\n",
+            (double)d->memory_process / (1 << 20), (double)bench->device_beyond / (1 << 20));
+}
+
 static int
 run (const Options *o)
 {
@@ -694,6 +719,7 @@ run (const Options *o)
     report_start (&bench, json);
   if (error == NULL && run_all (&bench, json, &error))
     {
+      append_device (&bench, json);
       getrusage (RUSAGE_SELF, &usage);
       g_string_append_printf (
           json, ", \"kv_bytes_reserved\": %" G_GUINT64_FORMAT ", \"peak_rss_bytes\": %ld}",
