@@ -261,6 +261,20 @@ def bench_is_json():
     assert [t["new"] for t in d["turns"]] == [8, 9, 9], d["turns"]
     assert [t["reused"] for t in d["turns"]] == [0, 11, 23], d["turns"]
     assert d["peak_rss_bytes"] > 0 and d["machine"]["read_gb_per_s"] > 0
+    assert d["load"]["first_s"] > 0 and "again_s" not in d["load"] and "cold" not in d
+
+
+@test
+def bench_of_more_than_depths():
+    d = json.loads(ok("bench", "--json", "--prompt", "8", "--gen", "8", "--repeats", "1", "--cold", "5,40", "--e2e", "6",
+                      "--temperature", "0.7", "--top-p", "0.9", "--batch", "2,3", "--batch-depth", "20", "--reload",
+                      "--step-rows", "32"))
+    assert [c["n"] for c in d["cold"]] == [5, 40] and all(c["ttft_ms"] > 0 for c in d["cold"])
+    assert [(e["gen"], e["temperature"]) for e in d["e2e"]] == [(6, 0), (6, 0.7)] and all(e["ms"] > 0 for e in d["e2e"])
+    assert [b["n"] for b in d["batches"]] == [2, 3] and all(b["tokens_per_s"] > 0 for b in d["batches"])
+    assert d["load"]["again_s"] > 0 and d["kv_bytes_reserved"] > 0 and d["weight_bytes"] == REPORT["bytes"]
+    for bad in (("--batch", "0"), ("--batch", "2,x"), ("--cold", "999999"), ("--batch", "257")):
+        fails(1, "bench", "--prompt", "8", "--gen", "2", "--repeats", "1", *bad, says=(bad[0],))
 
 
 print(f"1..{len(tests)}")

@@ -230,7 +230,8 @@ void rig_open(rig *r, const fixture_model *model, const rig_options *o)
     char error[256] = "";
     *r = (rig){.source = model, .n_pages = o->n_pages};
     const qk_backend_options options = {.n_threads = o->n_threads, .isa = o->isa};
-    if (qk_backend_open(o->backend != NULL ? o->backend : "cpu", &options, &r->backend, error, sizeof(error)) != QK_OK)
+    if (qk_backend_open(
+            o->backend != NULL ? o->backend : "cpu", &options, &r->backend, error, sizeof(error)) != QK_OK)
         tap_note("%s", error);
     tap_require(r->backend != NULL);
     if (qk_model_load(r->backend, &model->desc, NULL, NULL, &r->model) != QK_OK)
@@ -238,7 +239,9 @@ void rig_open(rig *r, const fixture_model *model, const rig_options *o)
     tap_require(r->model != NULL);
     r->params = (qk_context_params){
         .rows_max = o->rows_max,
-        .seqs_max = o->seqs_max > 0 ? o->seqs_max : o->rows_max < 8 ? o->rows_max : 8,
+        .seqs_max = o->seqs_max > 0   ? o->seqs_max
+                    : o->rows_max < 8 ? o->rows_max
+                                      : 8,
         .pages_max = o->n_pages,
         .outputs_max = o->rows_max,
         .logits_max = o->rows_max,

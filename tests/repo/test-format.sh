@@ -5,9 +5,9 @@ cd "$(dirname "$0")/../.."
 tool=$(command -v clang-format-14 || true)
 if [ -z "$tool" ] && clang-format --version 2>/dev/null | grep -q 'version 14\.'; then tool=clang-format; fi
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
-    sources=$(git ls-files '*.c' '*.h')
+    sources=$(git ls-files '*.c' '*.h' '*.cu')
 else
-    sources=$(find app engine kernels tests -name '*.[ch]')
+    sources=$(find app engine kernels tests -name '*.[ch]' -o -name '*.cu')
 fi
 if [ -z "$tool" ]; then
     echo "ok 1 - formatted # SKIP clang-format 14 is not installed"
@@ -20,7 +20,7 @@ else
     fi
 fi
 shopt -s nullglob
-for s in dev .ci/run tests/repo/*.sh tests/*.sh; do bash -n "$s" || scripts=1; done
+for s in dev .ci/run tests/repo/*.sh tests/*.sh tests/gpu/run tests/gpu/pack; do bash -n "$s" || scripts=1; done
 [ -z "${scripts:-}" ] && echo "ok 2 - scripts parse" || { echo "not ok 2 - scripts parse"; bad=1; }
 # shellcheck disable=SC2086
 hits=$(grep -nE '"/(home|work|root|mnt)/' $sources meson.build dev .ci/run README.md 2>/dev/null | head -n 10)
