@@ -1,15 +1,23 @@
 #!/usr/bin/env python3
 """Counts a test run from Meson's JUnit log, down to the single TAP case.
 
-    summary.py LOG EXIT_STATUS     prints "passed failed skipped"; a failing run without a failed case counts one
+    summary.py LOG EXIT_STATUS     prints "passed failed skipped"; a failing run without a failed case counts one. What was
+                                   skipped and why goes to standard error, once a reason
     summary.py --add FILE...       adds such lines up, prints "N passed, N failed, N skipped", exits 1 on failures
 """
 import sys
 import xml.etree.ElementTree as ET
 
 
+def reason_of(case):
+    """What a skipped case says of itself."""
+    text = (case.findtext("system-out") or "").strip()
+    return text.rpartition("# SKIP")[2].strip() or "no reason given"
+
+
 def count(log, status):
     passed = failed = skipped = 0
+    reasons = {}
     try:
         suites = ET.parse(log).getroot().iter("testsuite")
     except (OSError, ET.ParseError) as e:
@@ -21,8 +29,12 @@ def count(log, status):
                 failed += 1
             elif case.find("skipped") is not None:
                 skipped += 1
+                test = case.get("name") if " / " not in suite.get("name", "") else suite.get("name")
+                reasons.setdefault(reason_of(case), []).append(test.rpartition(" / ")[2])
             else:
                 passed += 1
+    for reason, tests in reasons.items():
+        print(f"skipped, {', '.join(sorted(set(tests)))}: {reason}", file=sys.stderr)
     if status != 0 and failed == 0:
         failed = 1
     return passed, failed, skipped
