@@ -5,7 +5,7 @@
                     [--positions N] [--decode N] [--reference transformers|plain] [--json FILE]
 
 1. Errors: over all positions and ids, our largest and mean absolute difference from transformers in float32 (TF32 off)
-   are at most 1.2 times those of transformers' own bf16 run.
+   are at most 1.2 times (the mean: 0.75 times) those of transformers' own bf16 run.
 2. Best ids: where ours differs from the reference's, the reference's two best logits must lie within twice our largest
    error (a tie), and ties are fewer than 0.5% of the positions.
 3. Mutations: the dump program repeats the last --decode positions with one page wrong each time; 1. must refuse each.
@@ -25,7 +25,9 @@ import time
 
 import torch
 
-RATIO, TIES = 1.2, 0.005
+# Sums and the residual stream are float32 here, so the mean error is 0.6 of bf16's; the bound on it is tight enough that
+# one lost page of sixty shows.
+RATIO, MEAN_RATIO, TIES = 1.2, 0.75, 0.005
 MUTATIONS = ("foreign", "swapped", "zeroed", "tail")
 
 
@@ -184,7 +186,7 @@ def read_logits(path, vocab, device):
 
 
 def accepts(ours, bf16):
-    return ours["max"] <= RATIO * bf16["max"] and ours["mean"] <= RATIO * bf16["mean"]
+    return ours["max"] <= RATIO * bf16["max"] and ours["mean"] <= MEAN_RATIO * bf16["mean"]
 
 
 def check_ties(tap, name, got, n):
