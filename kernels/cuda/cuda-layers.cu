@@ -3,11 +3,13 @@
  *   prepare                                                plan, tokens, positions, embeddings
  *   decode, few rows:  a layer is  linear(norm + QKV), attention, linear(O) += x, linear(norm + gate,up, SiLU),
  *                                  linear(down) += x; then linear(norm + lm_head) of the output rows, sample
+ *   16 rows on:        the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
  *   many rows:         a layer is  rms_norm, QKV, heads, attention, O += x, rms_norm, (gate,up, SiLU) by row blocks,
  *                                  down += x; after the last attention only the output rows go on, the few-rows way
  *
  * Invariants
- *  1. Nothing but launches on launch.stream: legal inside capture (the many-rows pass is never captured).
+ *  1. Nothing but launches on launch.stream: legal inside capture (the many-rows pass is never captured, cublasLt's
+ *     products of few rows are).
  *  2. Every kernel waits for its predecessor before it ends (cuda-ops.h), so that a buffer may be overwritten by the
  *     next kernel but one without a thought for programmatic launches.
  *  3. After the last layer's keys and values are written, rows that are no outputs need nothing more. A pass without
@@ -60,6 +62,23 @@ static __global__ void __launch_bounds__(COPY_THREADS)
         const uint2 h = __ldcg(halves + v);
         wide[v] = make_float4(__uint_as_float(h.x << 16), __uint_as_float(h.x & 0xffff0000u),
             __uint_as_float(h.y << 16), __uint_as_float(h.y & 0xffff0000u));
+    }
+}
+
+/* A block is a row: float32 to bf16. @n is a multiple of 8. */
+static __global__ void __launch_bounds__(COPY_THREADS)
+    round_kernel(qkc_bf16 *out, const float *x, uint32_t n, qkc_plan plan)
+{
+    qkc_pdl_trigger();
+    qkc_pdl_wait();
+    if (blockIdx.x >= __ldcg(plan.counts))
+        return;
+    const float4 *from = (const float4 *)(x + (size_t)blockIdx.x * n);
+    __nv_bfloat162 *to = (__nv_bfloat162 *)(out + (size_t)blockIdx.x * n);
+    for (uint32_t v = threadIdx.x; v < n / 4; v += COPY_THREADS) {
+        const float4 a = __ldcg(from + v);
+        to[2 * v] = __floats2bfloat162_rn(a.x, a.y);
+        to[2 * v + 1] = __floats2bfloat162_rn(a.z, a.w);
     }
 }
 
@@ -169,8 +188,55 @@ typedef struct {
     float *x;    /* [n_max, hidden] */
     float *attn; /* [n_max, q_dim] */
     uint32_t n_max;
+    uint32_t room; /* rows that x and attn have memory for */
     qkc_plan plan;
 } small_rows;
+
+/* From so many rows on cublasLt's products, with kernels around them, beat linear.cu's (an H200, us a layer of the
+ * reference model: 16 rows 94 of ours on Hopper and 140 portable, 32 rows 125 and 223, 64 rows 256 and 585; cublasLt with
+ * norms and SiLU about 112 at each; a step of 16 rows at 1K keys took 5.4 ms with ours on Hopper, 4.8 ms with these). */
+#define WIDE_ROWS 16u
+
+/* Whether @n_max rows go through cublasLt. It reads and writes whole units of rows: @room is what the buffers have. */
+static bool is_wide(const way *w, uint32_t n_max, uint32_t room)
+{
+    return w->ctx->wide_in != NULL && room >= QKC_GEMM_ROWS_UNIT && n_max >= WIDE_ROWS;
+}
+
+static bool typed_product(way *w, const qkc_bf16 *weight, const qkc_bf16 *x, void *y, qk_dtype y_dtype,
+    uint32_t n_rows, uint32_t n_out, uint32_t n_in, bool add)
+{
+    qkc_gemm_args a = {};
+    a.x = x, a.w = weight, a.y = y;
+    a.y_dtype = y_dtype;
+    a.n_rows = n_rows, a.n_out = n_out, a.n_in = n_in;
+    a.add = add;
+    w->status = qkc_gemm_run(w->ctx->gemm, w->launch->stream, w->ctx->gemm_workspace, &a);
+    return w->status == QK_OK;
+}
+
+/* The rows' norm as bf16; those behind the count become zeros. */
+static bool wide_norm(way *w, const small_rows *r, const float *weight, bool gather)
+{
+    return ok(w, "norm",
+        qkc_rms_norm(w->launch, w->ctx->wide_in, r->x, weight, w->shape->rms_eps, w->shape->hidden, r->n_max,
+            r->plan, gather, NULL));
+}
+
+static bool wide_rest(way *w, const small_rows *r)
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
+    qkc_context *ctx = w->ctx;
+    const uint32_t hidden = w->shape->hidden, ffn = w->shape->ffn, n = r->n_max;
+    return ok(w, "rounding",
+               qkc_start(w->launch, round_kernel, dim3(n), dim3(COPY_THREADS), 0, ctx->wide_in,
+                   (const float *)r->attn, ctx->q_dim, r->plan)) &&
+           typed_product(w, layer->o, ctx->wide_in, r->x, QK_F32, n, hidden, ctx->q_dim, true) &&
+           wide_norm(w, r, layer->ffn_norm, false) &&
+           typed_product(w, layer->gate_up, ctx->wide_in, ctx->wide_up, QK_BF16, n, 2 * ffn, hidden, false) &&
+           ok(w, "SiLU", qkc_silu_mul(w->launch, ctx->wide_act, ctx->wide_up, ffn, n, r->plan)) &&
+           typed_product(w, layer->down, ctx->wide_act, r->x, QK_F32, n, hidden, ffn, true);
+}
 
 static qkc_linear_args linear_args(const way *w, const small_rows *r)
 {
@@ -186,6 +252,8 @@ static bool small_rest(way *w, const small_rows *r)
 {
     const qkc_layer *layer = &w->model->layers[w->layer];
     const uint32_t hidden = w->shape->hidden, ffn = w->shape->ffn;
+    if (is_wide(w, r->n_max, r->room))
+        return wide_rest(w, r);
     qkc_linear_args o = linear_args(w, r);
     o.w = layer->o, o.x = r->attn, o.y = r->x;
     o.n_out = hidden, o.n_in = w->ctx->q_dim, o.then = QKC_ADD;
@@ -195,12 +263,23 @@ static bool small_rest(way *w, const small_rows *r)
     qkc_linear_args down = linear_args(w, r);
     down.w = layer->down, down.x = w->ctx->small_act, down.y = r->x;
     down.n_out = hidden, down.n_in = ffn, down.then = QKC_ADD;
+    o.next = layer->gate_up, o.next_bytes = (size_t)2 * ffn * hidden * sizeof(qkc_bf16);
+    up.next = layer->down, up.next_bytes = (size_t)ffn * hidden * sizeof(qkc_bf16);
+    if (is_last(w))
+        down.next = w->model->lm_head, down.next_bytes = (size_t)w->shape->vocab * hidden * sizeof(qkc_bf16);
+    else
+        down.next = layer[1].qkv, down.next_bytes = (size_t)w->ctx->qkv_dim * hidden * sizeof(qkc_bf16);
     return ok(w, "O", qkc_linear(w->launch, &o)) && ok(w, "gate and up", qkc_linear(w->launch, &up)) &&
            ok(w, "down", qkc_linear(w->launch, &down));
 }
 
-static bool lm_head(way *w, const small_rows *r, bool gather, float *logits)
+/* @room: rows that @logits has memory for. */
+static bool lm_head(way *w, const small_rows *r, bool gather, float *logits, uint32_t room)
 {
+    if (is_wide(w, r->n_max, room))
+        return wide_norm(w, r, w->model->final_norm, gather) &&
+               typed_product(w, w->model->lm_head, w->ctx->wide_in, logits, QK_F32, r->n_max, w->shape->vocab,
+                   w->shape->hidden, false);
     qkc_linear_args a = linear_args(w, r);
     a.w = w->model->lm_head, a.x = r->x, a.norm = w->model->final_norm, a.y = logits;
     a.n_out = w->shape->vocab, a.n_in = w->shape->hidden, a.then = QKC_STORE;
@@ -211,6 +290,10 @@ static bool lm_head(way *w, const small_rows *r, bool gather, float *logits)
 static bool small_qkv(way *w, const small_rows *r)
 {
     const qkc_layer *layer = &w->model->layers[w->layer];
+    if (is_wide(w, r->n_max, w->ctx->small_max))
+        return wide_norm(w, r, layer->attn_norm, false) &&
+               typed_product(w, layer->qkv, w->ctx->wide_in, w->ctx->small_qkv, QK_F32, r->n_max,
+                   w->ctx->qkv_dim, w->shape->hidden, false);
     qkc_linear_args a = linear_args(w, r);
     a.w = layer->qkv, a.x = r->x, a.norm = layer->attn_norm, a.y = w->ctx->small_qkv;
     a.n_out = w->ctx->qkv_dim, a.n_in = w->shape->hidden, a.then = QKC_STORE;
@@ -232,6 +315,8 @@ static bool attend_decode(way *w)
     a.plan = w->ctx->plan;
     a.workspace = w->ctx->decode_workspace;
     a.cancel = w->step->cancel;
+    a.next = layer->o;
+    a.next_bytes = (size_t)w->shape->hidden * w->ctx->q_dim * sizeof(qkc_bf16);
     return ok(w, "attention", qkc_attend_decode(w->launch, &a));
 }
 
@@ -287,7 +372,7 @@ static bool few_layer(way *w, const small_rows *r)
 
 static bool few_pass(way *w)
 {
-    small_rows r = {w->ctx->x, w->ctx->small_attn, w->pass->n_rows, w->ctx->plan};
+    small_rows r = {w->ctx->x, w->ctx->small_attn, w->pass->n_rows, w->ctx->small_max, w->ctx->plan};
     for (w->layer = 0; w->layer < w->shape->n_layers; w->layer++) {
         if (w->pass->kind == QKC_PASS_FEW && w->layer % LATCH_LAYERS == 0 &&
             !ok(w, "cancel",
@@ -300,7 +385,7 @@ static bool few_pass(way *w)
     if (w->pass->n_outputs == 0)
         return report(w);
     r.n_max = w->pass->n_outputs;
-    return lm_head(w, &r, true, w->ctx->logits) && sample(w);
+    return lm_head(w, &r, true, w->ctx->logits, w->ctx->head.params.outputs_max) && sample(w);
 }
 
 /* ---- Many rows ----------------------------------------------------------------------------------------------- */
@@ -320,13 +405,7 @@ static uint32_t block_rows(uint32_t n, uint32_t max)
 static bool product(way *w, const qkc_bf16 *weight, const qkc_bf16 *x, void *y, uint32_t n_rows,
     uint32_t n_out, uint32_t n_in, bool add)
 {
-    qkc_gemm_args a = {};
-    a.x = x, a.w = weight, a.y = y;
-    a.y_dtype = add ? QK_F32 : QK_BF16;
-    a.n_rows = n_rows, a.n_out = n_out, a.n_in = n_in;
-    a.add = add;
-    w->status = qkc_gemm_run(w->ctx->gemm, w->launch->stream, w->ctx->gemm_workspace, &a);
-    return w->status == QK_OK;
+    return typed_product(w, weight, x, y, add ? QK_F32 : QK_BF16, n_rows, n_out, n_in, add);
 }
 
 static bool many_norm(way *w, const float *weight, const uint32_t *cancel)
@@ -366,6 +445,7 @@ static bool many_outputs(way *w)
 {
     qkc_context *ctx = w->ctx;
     const uint32_t n = w->pass->n_outputs, hidden = w->shape->hidden;
+    const uint32_t outputs_max = ctx->head.params.outputs_max;
     if (!ok(w, "gather",
             qkc_start(w->launch, gather_kernel, dim3(n), dim3(COPY_THREADS), 0, ctx->out_x, ctx->out_attn,
                 ctx->tail_counts, (const float *)ctx->x, (const qkc_bf16 *)ctx->attn, hidden, ctx->q_dim,
@@ -373,10 +453,11 @@ static bool many_outputs(way *w)
         return false;
     for (uint32_t at = 0; at < n; at += QKC_SMALL_ROWS) {
         small_rows r = {ctx->out_x + (size_t)at * hidden, ctx->out_attn + (size_t)at * ctx->q_dim,
-            n - at < ctx->small_max ? n - at : ctx->small_max, ctx->plan};
+            n - at < ctx->small_max ? n - at : ctx->small_max, outputs_max - at, ctx->plan};
         r.plan.counts = ctx->tail_counts + at / QKC_SMALL_ROWS * 4;
         r.plan.outputs += at;
-        if (!small_rest(w, &r) || !lm_head(w, &r, false, ctx->logits + (size_t)at * w->shape->vocab))
+        if (!small_rest(w, &r) ||
+            !lm_head(w, &r, false, ctx->logits + (size_t)at * w->shape->vocab, outputs_max - at))
             return false;
     }
     return sample(w);

@@ -188,6 +188,9 @@ static void lay_out_device(qkc_context *ctx, arena *a)
     take(a, &ctx->small_qkv, (uint64_t)ctx->small_max * ctx->qkv_dim);
     take(a, &ctx->small_attn, (uint64_t)ctx->small_max * ctx->q_dim);
     take(a, &ctx->small_act, (uint64_t)ctx->small_max * shape->ffn);
+    take(a, &ctx->wide_in, many ? QKC_SMALL_ROWS * max_u64(shape->hidden, ctx->q_dim) : 0);
+    take(a, &ctx->wide_up, many ? (uint64_t)QKC_SMALL_ROWS * 2 * shape->ffn : 0);
+    take(a, &ctx->wide_act, many ? (uint64_t)QKC_SMALL_ROWS * shape->ffn : 0);
     take(a, &ctx->out_x, many ? outputs * shape->hidden : 0);
     take(a, &ctx->out_attn, many ? outputs * ctx->q_dim : 0);
     take(a, &ctx->tail_counts, many ? (outputs + QKC_SMALL_ROWS - 1) / QKC_SMALL_ROWS * 4 : 0);
@@ -307,10 +310,9 @@ qk_status qkc_context_measure(qk_model *model, const qk_context_params *params, 
 }
 
 /* A kind of product with its algorithms, which it then runs once each. */
-static qk_status prepare_product(qkc_context *ctx, uint32_t rows, uint32_t n_out, uint32_t n_in, bool add,
-    const qkc_bf16 *w, const qkc_bf16 *x, void *y)
+static qk_status prepare_product(qkc_context *ctx, uint32_t rows, uint32_t n_out, uint32_t n_in,
+    qk_dtype y_dtype, bool add, const qkc_bf16 *w, const qkc_bf16 *x, void *y)
 {
-    const qk_dtype y_dtype = add ? QK_F32 : QK_BF16;
     qk_status status = qkc_gemm_prepare(ctx->gemm, rows, n_out, n_in, y_dtype, add);
     if (status != QK_OK)
         return status;
@@ -335,16 +337,23 @@ static qk_status prepare_products(qkc_context *ctx)
     ctx->gemm = backend->gemm;
     if (status == QK_OK)
         status = prepare_product(
-            ctx, ctx->rows_pad, ctx->qkv_dim, shape->hidden, false, layer->qkv, ctx->norm, ctx->qkv);
-    if (status == QK_OK)
-        status =
-            prepare_product(ctx, ctx->rows_pad, shape->hidden, ctx->q_dim, true, layer->o, ctx->attn, ctx->x);
+            ctx, ctx->rows_pad, ctx->qkv_dim, shape->hidden, QK_BF16, false, layer->qkv, ctx->norm, ctx->qkv);
     if (status == QK_OK)
         status = prepare_product(
-            ctx, ctx->up_max, 2 * shape->ffn, shape->hidden, false, layer->gate_up, ctx->norm, ctx->gate_up);
+            ctx, ctx->rows_pad, shape->hidden, ctx->q_dim, QK_F32, true, layer->o, ctx->attn, ctx->x);
+    if (status == QK_OK)
+        status = prepare_product(ctx, ctx->up_max, 2 * shape->ffn, shape->hidden, QK_BF16, false,
+            layer->gate_up, ctx->norm, ctx->gate_up);
     if (status == QK_OK)
         status = prepare_product(
-            ctx, ctx->down_max, shape->hidden, shape->ffn, true, layer->down, ctx->act, ctx->x);
+            ctx, ctx->down_max, shape->hidden, shape->ffn, QK_F32, true, layer->down, ctx->act, ctx->x);
+    if (status == QK_OK)
+        status = prepare_product(ctx, QKC_SMALL_ROWS, ctx->qkv_dim, shape->hidden, QK_F32, false, layer->qkv,
+            ctx->wide_in, ctx->small_qkv);
+    /* Logits of fewer outputs have not the room for a whole unit of rows. */
+    if (status == QK_OK && ctx->head.params.outputs_max >= QKC_SMALL_ROWS)
+        status = prepare_product(ctx, QKC_SMALL_ROWS, shape->vocab, shape->hidden, QK_F32, false,
+            ((const qkc_model *)ctx->head.model)->lm_head, ctx->wide_in, ctx->logits);
     return status;
 }
 

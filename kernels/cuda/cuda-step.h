@@ -27,8 +27,12 @@ typedef struct {
     float *small_qkv;  /* [small_max, qkv_dim] */
     float *small_attn; /* [small_max, q_dim] */
     float *small_act;  /* [small_max, ffn] */
-    float *out_x;      /* [outputs_max, hidden]: output rows of x, after the last attention of many rows */
-    float *out_attn;   /* [outputs_max, q_dim] */
+    qkc_bf16 *
+        wide_in; /* [QKC_SMALL_ROWS, max(hidden, q_dim)]: few rows that go through cublasLt; NULL without it */
+    qkc_bf16 *wide_up;  /* [QKC_SMALL_ROWS, 2 * ffn] */
+    qkc_bf16 *wide_act; /* [QKC_SMALL_ROWS, ffn] */
+    float *out_x;       /* [outputs_max, hidden]: output rows of x, after the last attention of many rows */
+    float *out_attn;    /* [outputs_max, q_dim] */
     uint32_t *tail_counts; /* [ceil(outputs_max / QKC_SMALL_ROWS), 4]: plan.counts of each block of outputs */
     qkc_tile *tiles, *merges; /* [tiles_max] */
     int32_t *slots;           /* [slots_max]: -1 until written */
