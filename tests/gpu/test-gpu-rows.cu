@@ -21,8 +21,10 @@ template <typename T> struct Pinned {
 
 /* A plan in host memory and its copy on the device, each array with some room behind it. */
 struct Plan {
-    uint32_t rows_max, head_dim;
+    uint32_t rows_max, head_dim, seqs_max, pages_max, outputs_max;
     Pinned<uint32_t> counts, cancel;
+    Pinned<qkc_host_counts> copies;
+    Pinned<qkc_host_row> rows;
     Pinned<int32_t> tokens;
     Pinned<qk_seq> seqs;
     Pinned<uint64_t> pages;
@@ -33,12 +35,23 @@ struct Plan {
     Array<qk_seq> d_seqs;
     Array<uint64_t> d_pages;
     Array<qk_output> d_outputs;
-    Plan(uint32_t rows, uint32_t seqs_max, uint32_t pages_max, uint32_t outputs_max, uint32_t dim)
-        : rows_max(rows), head_dim(dim), counts(4), cancel(1), tokens(rows), seqs(seqs_max), pages(pages_max),
-          outputs(outputs_max), d_counts(4), d_position(rows), d_row_seq(rows), d_state(1), d_token(rows),
-          d_cos_sin((size_t)rows * dim), d_seqs(seqs_max), d_pages(pages_max), d_outputs(outputs_max)
+    Plan(uint32_t n_rows, uint32_t n_seqs, uint32_t n_pages, uint32_t n_outputs, uint32_t dim)
+        : rows_max(n_rows), head_dim(dim), seqs_max(n_seqs), pages_max(n_pages), outputs_max(n_outputs),
+          counts(4), cancel(1), copies(QKC_PLAN_READERS), rows(n_rows + QKC_LINE_ROWS), tokens(n_rows),
+          seqs(n_seqs), pages(n_pages), outputs(n_outputs), d_counts(4), d_position(n_rows),
+          d_row_seq(n_rows), d_state(1), d_token(n_rows), d_cos_sin((size_t)n_rows * dim), d_seqs(n_seqs),
+          d_pages(n_pages), d_outputs(n_outputs)
     {
         *cancel.host = 0;
+    }
+    /* As the host does before a launch of up to @launch_rows rows, over what was there before. */
+    void write(uint32_t launch_rows)
+    {
+        const qk_plan plan = {counts.host[0], counts.host[1], counts.host[2], counts.host[3], tokens.host,
+            seqs.host, pages.host, outputs.host};
+        memset((void *)copies.host, 0xff, QKC_PLAN_READERS * sizeof(*copies.host));
+        memset((void *)rows.host, 0xff, (rows_max + QKC_LINE_ROWS) * sizeof(*rows.host));
+        qkc_write_rows(&plan, launch_rows, copies.host, rows.host);
     }
     void poison()
     {
@@ -47,7 +60,8 @@ struct Plan {
     }
     qkc_host_plan from() const
     {
-        return {counts.dev, tokens.dev, seqs.dev, pages.dev, outputs.dev, cancel.dev};
+        return {copies.dev, rows.dev, tokens.dev, seqs.dev, pages.dev, outputs.dev, seqs_max, pages_max,
+            outputs_max, cancel.dev};
     }
     qkc_plan to() const
     {
@@ -219,6 +233,7 @@ static void test_prepare(const qkc_launch *launch, const PrepareCase &c, uint64_
     const uint32_t victim = random.below(n_rows);
     const int32_t kept = p.tokens.host[victim];
     p.tokens.host[victim] = ~(int32_t)(N_SLOTS - 1);
+    p.write(rows_max);
     CUDA_OK(qkc_prepare(launch, &args));
     CUDA_OK(cudaStreamSynchronize(launch->stream));
     p.d_state.down();
@@ -226,6 +241,7 @@ static void test_prepare(const qkc_launch *launch, const PrepareCase &c, uint64_
         p.d_state.host[0] == QK_INVALID, "prepare, %s, %s: an unwritten slot", gpu_path_name(launch), c.name);
 
     p.tokens.host[victim] = kept;
+    p.write(rows_max);
     p.poison(), x.poison();
     p.d_state.host[0] = QK_INVALID;
     p.d_state.up();
@@ -482,7 +498,7 @@ static void test_silu_mul(const qkc_launch *launch, uint32_t ffn, uint32_t n_row
 
 static void report(const char *op, const qkc_launch *launch, uint32_t rows, double ms, double bytes)
 {
-    printf("%-9s %-8s %5u rows  %8.2f us", op, gpu_path_name(launch), rows, ms * 1e3);
+    printf("%-32s %-8s %5u rows  %8.2f us", op, gpu_path_name(launch), rows, ms * 1e3);
     if (bytes > 0)
         printf("  %7.1f MB  %6.0f GB/s", bytes / 1e6, bytes / ms / 1e6);
     printf("\n");
@@ -528,16 +544,28 @@ static void bench(const qkc_launch *launch)
         gate_up.zero();
     embed.zero(), slots.zero();
 
-    for (uint32_t n : {1u, 16u, 64u, rows}) {
-        p.fill(random, n == rows ? std::vector<uint32_t>{n} : std::vector<uint32_t>(n, 1),
-            n == 1 ? 1024 : 512, n == rows ? 1 : n);
-        if (n == 1)
-            p.counts.host[2] = 4096;
-        for (uint32_t i = 0; i < n; i++)
-            p.tokens.host[i] = n == rows ? (int32_t)random.below(20000) : ~0;
+    const struct {
+        uint32_t n, pages; /* rows, pages of each sequence */
+    } prepares[] = {
+        {1, 8}, {1, 256}, {1, 2048}, {2, 64}, {16, 64}, {64, 8}, {64, 64}, {256, 2048}, {rows, 2048}};
+    for (const auto &c : prepares) {
+        const bool prompt = c.n > 64;
+        p.fill(
+            random, prompt ? std::vector<uint32_t>{c.n} : std::vector<uint32_t>(c.n, 1), 1, prompt ? 1 : c.n);
+        for (uint32_t i = 0; i < p.counts.host[1]; i++) {
+            qk_seq &seq = p.seqs.host[i];
+            seq.page_begin = i * c.pages, seq.n_pages = c.pages;
+            seq.start = c.pages * QK_PAGE_TOKENS - seq.n_rows;
+        }
+        p.counts.host[2] = p.counts.host[1] * c.pages;
+        for (uint32_t i = 0; i < c.n; i++)
+            p.tokens.host[i] = prompt ? (int32_t)random.below(20000) : ~0;
+        p.write(c.n);
         qkc_prepare_args args = {
-            p.from(), p.to(), slots.dev, embed.dev, x.dev, inv_freq.dev, 1, 128, hidden, n};
-        report("prepare", launch, n,
+            p.from(), p.to(), slots.dev, embed.dev, x.dev, inv_freq.dev, 1, 128, hidden, c.n};
+        char name[32];
+        snprintf(name, sizeof(name), "prepare, %u pages a sequence", c.pages);
+        report(name, launch, c.n,
             chain_time(launch, n_chain, [&](int) { CUDA_OK(qkc_prepare(launch, &args)); }), 0);
     }
     for (uint32_t n : {64u, 256u, rows}) {
@@ -580,6 +608,8 @@ int main(int argc, char **argv)
     const PrepareCase prepare_cases[] = {
         {"one row", {1}, 0, 3000, 1, 2560, 128},
         {"one row of 64", {1}, 63, 1000000, 0, 256, 64},
+        {"one row, many pages", {1}, 0, 1000000, 1, 256, 128},
+        {"64 sequences, many pages", std::vector<uint32_t>(64, 1), 0, 30000, 64, 256, 128},
         {"five sequences", {1, 1, 1, 1, 1}, 3, 500, 5, 256, 128},
         {"64 sequences", std::vector<uint32_t>(64, 1), 0, 5000, 64, 1024, 128},
         {"one prompt", {300}, 84, 40000, 1, 264, 128},
