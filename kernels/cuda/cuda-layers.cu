@@ -130,12 +130,17 @@ static bool is_last(const way *w)
 
 static qkc_host_plan host_plan(const qkc_step *step)
 {
+    const qk_context_params *p = &((const qkc_context *)step->head.context)->head.params;
     qkc_host_plan from = {};
     from.counts = step->counts;
+    from.rows = step->rows;
     from.tokens = step->plan.tokens;
     from.seqs = step->plan.seqs;
     from.pages = step->plan.pages;
     from.outputs = step->plan.outputs;
+    from.seqs_max = p->seqs_max;
+    from.pages_max = p->pages_max;
+    from.outputs_max = p->outputs_max;
     from.cancel = step->cancel;
     return from;
 }

@@ -108,14 +108,30 @@ typedef struct {
                            the sampler changes no slot and no history */
 } qkc_plan;
 
-/* A submitted plan in mapped pinned host memory: the same arrays, written by the host before the launch. */
+/* A submitted plan in mapped pinned host memory, written by the host before the launch: the plan's own arrays, and what
+ * the first kernel reads in their place. A read over PCIe takes more than a microsecond, and the reads of one line by
+ * several blocks are served one after the other: what several blocks need is there once for each, on a line of its
+ * own. Arrays have room for whole 16 bytes. */
+#define QKC_PLAN_READERS 5u
+#define QKC_LINE_ROWS    8u /* rows that share a line of 128 bytes */
 typedef struct {
-    const uint32_t *counts; /* [4] */
-    const int32_t *tokens;  /* [rows_max]: >= 0 an id, else ~slot */
-    const qk_seq *seqs;
-    const uint64_t *pages;
-    const qk_output *outputs;
-    const volatile uint32_t *cancel; /* [1]: not 0: give the step up at the next layer */
+    uint32_t counts[4]; /* n_rows, n_seqs, n_pages, n_outputs */
+    uint32_t alone[28];
+} qkc_host_counts;
+typedef struct {
+    int32_t token; /* >= 0 an id, else ~slot */
+    uint32_t position, seq;
+    uint32_t used; /* 1; 0: the plan does not have this row */
+} qkc_host_row;
+typedef struct {
+    const qkc_host_counts *counts; /* [QKC_PLAN_READERS], all the same */
+    const qkc_host_row *rows;      /* [rows_max rounded up to QKC_LINE_ROWS] */
+    const int32_t *tokens;         /* [rows_max]: as in rows */
+    const qk_seq *seqs;            /* [seqs_max] */
+    const uint64_t *pages;         /* [pages_max] */
+    const qk_output *outputs;      /* [outputs_max] */
+    uint32_t seqs_max, pages_max, outputs_max; /* what may be read, whatever the counts say */
+    const volatile uint32_t *cancel;           /* [1]: not 0: give the step up at the next layer */
 } qkc_host_plan;
 
 /* ---- rows.cu ------------------------------------------------------------------------------------------------- */
@@ -129,11 +145,14 @@ typedef struct {
     const double *inv_freq; /* [head_dim / 2] device */
     float rope_factor;
     uint32_t head_dim, hidden;
-    uint32_t rows_max; /* of this launch: the grid covers them; n_rows is read from from.counts */
+    uint32_t rows_max; /* of this launch: the grid covers them */
 } qkc_prepare_args;
 
-/* Copies the plan to the device, finds each row's token, position and sequence, fills cos_sin (angles in float64, as
- * the CPU backend) and x. A row that takes an unwritten slot sets *state to QK_INVALID; else *state becomes QK_OK. */
+/* Fills what of a host plan is made of the others, for a launch whose rows_max is at most @rows_max: host code. */
+void qkc_write_rows(const qk_plan *plan, uint32_t rows_max, qkc_host_counts *counts, qkc_host_row *rows);
+
+/* Copies the plan to the device, finds each row's token, fills cos_sin (angles in float64, as the CPU backend) and x. A
+ * row that takes an unwritten slot sets *state to QK_INVALID; else *state becomes QK_OK. head_dim is 64 or 128. */
 cudaError_t qkc_prepare(const qkc_launch *launch, const qkc_prepare_args *args);
 
 /* out[r] = bf16(x[g(r)] * rsqrt(mean(x[g(r)]^2) + eps) * weight), g(r) = outputs[r].row when @gather, else r. Rows from

@@ -222,7 +222,8 @@ static void lay_out_step(qkc_step *step, arena *a)
     const qkc_context *ctx = (const qkc_context *)step->head.context;
     const qk_context_params *p = &ctx->head.params;
     const uint64_t vocab = shape_of(ctx)->vocab;
-    take(a, &step->counts, 4);
+    take(a, &step->counts, QKC_PLAN_READERS);
+    take(a, &step->rows, round_up(p->rows_max, QKC_LINE_ROWS));
     take(a, &step->cancel, 1);
     take(a, &step->status_word, 1);
     take(a, &step->plan.tokens, p->rows_max);
@@ -774,14 +775,12 @@ qk_status qkc_step_submit(qk_step *base)
         status = check_pages(step);
     if (status != QK_OK)
         return status;
-    step->counts[0] = plan->n_rows;
-    step->counts[1] = plan->n_seqs;
-    step->counts[2] = plan->n_pages;
-    step->counts[3] = plan->n_outputs;
+    const bool decode = plan->n_seqs == plan->n_rows && plan->n_rows <= ctx->decode_max;
+    /* A graph has up to decode_max rows. */
+    qkc_write_rows(plan, decode ? ctx->decode_max : plan->n_rows, step->counts, step->rows);
     __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
     __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
 
-    const bool decode = plan->n_seqs == plan->n_rows && plan->n_rows <= ctx->decode_max;
     status = decode && plan->n_outputs > 0 ? launch_graph(step) : launch_pass(step, decode);
     if (status == QK_OK)
         status = enqueue_end(step);

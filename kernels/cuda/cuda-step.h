@@ -67,7 +67,8 @@ typedef struct {
     void *block; /* mapped pinned */
     uint64_t block_bytes;
     qk_plan plan;
-    uint32_t *counts;          /* [4] */
+    qkc_host_counts *counts;   /* [QKC_PLAN_READERS] */
+    qkc_host_row *rows;        /* [rows_max rounded up to QKC_LINE_ROWS] */
     uint32_t *cancel;          /* [1] */
     uint32_t *status_word;     /* [1] */
     qk_output_result *results; /* [outputs_max] */

@@ -2,10 +2,12 @@
  * and rotation of heads with the write of keys and values, SiLU times up.
  *
  * Invariants
- *  1. Host memory is read with ld.volatile (never cached) and each word by as few dependent reads as can be: a read
- *     over PCIe takes about a microsecond, many at once hardly more.
- *  2. qkc_prepare(): plan.state is written once, by the block that looks at all rows. No block reads it. So the order
- *     in which blocks run does not matter, and the state of the step before cannot leak.
+ *  1. Host memory is read with ld.volatile (never cached). A read over PCIe takes one to two microseconds, many at once
+ *     hardly more, but those of one line by several blocks come one after the other. So no two blocks of qkc_prepare()
+ *     read the same line, and each reads all it can before it knows how much of it counts. What is read and does not
+ *     count is not written.
+ *  2. qkc_prepare(): plan.state is written once, by the block that looks at all rows' slots. No block reads it. So the
+ *     order in which blocks run does not matter, and the state of the step before cannot leak.
  *  3. Rows from the plan's count on are not read; only qkc_rms_norm() writes them (zeros).
  *  4. What another kernel of the step writes is read by plain loads through pointers without __restrict__: the compiler
  *     could move others above qkc_pdl_wait(). Weights go through __ldg().
@@ -13,20 +15,23 @@
  *
  * Bytes and floor, H200 at 4.1 TB/s, hidden 2560, 32 + 2 * 8 heads of 128, ffn 9728:
  *   prepare   1 row: 5 KB of embedding; latency bound: PCIe read, slot, embedding row: about 4 us
+ *             2048 rows: 64 KB over PCIe; 10 MB read, 22 MB written: 8 us behind the PCIe read
  *   rms_norm  2048 rows: 21 MB read, 10.5 MB written: 7.7 us
  *   heads     2048 rows: 25 MB read, 25 MB written: 12.3 us
  *   silu_mul  2048 rows: 80 MB read, 40 MB written: 29 us */
 #include "kernels/cuda/cuda-ops.h"
 #include <float.h>
 
-#define PREPARE_THREADS     256u
-#define PREPARE_COPY_BLOCKS 16u /* behind the blocks that have rows; the last of them checks the slots */
-#define PREPARE_ROWS_MAX    32u /* of one block */
-#define NORM_THREADS        128u
-#define NORM_VECTORS_MAX    8u /* of 4 floats, kept in registers by each thread */
-#define HEADS_THREADS       256u
-#define SILU_THREADS        256u
-#define SILU_VECTORS        2u /* of 8 elements, for each thread */
+#define PREPARE_THREADS      512u
+#define PREPARE_COPIERS      (QKC_PLAN_READERS - 1) /* blocks; one more checks the slots */
+#define PREPARE_COPY_THREADS (PREPARE_COPIERS * PREPARE_THREADS)
+#define EARLY_PAGES_MIN      1024u /* read before the plan's count is known */
+#define EARLY_PAGES_MAX      (2 * PREPARE_COPY_THREADS)
+#define NORM_THREADS         128u
+#define NORM_VECTORS_MAX     8u /* of 4 floats, kept in registers by each thread */
+#define HEADS_THREADS        256u
+#define SILU_THREADS         256u
+#define SILU_VECTORS         2u /* of 8 elements, for each thread */
 
 static inline uint32_t ceil_div(uint32_t a, uint32_t b)
 {
@@ -65,159 +70,184 @@ static __device__ __forceinline__ void load8(float out[8], const float *p)
 
 /* ---- Prepare ------------------------------------------------------------------------------------------------- */
 
-/* Sequences are whole words of 8 bytes, so that they are copied and read as such. */
-static_assert(sizeof(qk_seq) == 24 && sizeof(qk_output) == 56, "copied by words of 8 bytes");
+static_assert(sizeof(qk_seq) % 8 == 0 && sizeof(qk_output) % 8 == 0, "copied by words of 8 bytes");
+static_assert(sizeof(qkc_host_counts) == 128 && sizeof(qkc_host_row) * QKC_LINE_ROWS == 128, "lines");
 
-static __device__ __forceinline__ qk_seq read_seq(const qk_seq *from)
+void qkc_write_rows(const qk_plan *plan, uint32_t rows_max, qkc_host_counts *counts, qkc_host_row *rows)
 {
-    const uint2 *words = (const uint2 *)from;
-    const uint2 a = __ldcv(words), b = __ldcv(words + 1);
-    qk_seq seq = {a.x, a.y, b.x, b.y, 0, 0};
-    return seq;
-}
-
-/* Position and sequence of the block's rows [first, first + n), into shared memory. */
-static __device__ void find_rows(const qkc_prepare_args &a, uint4 counts, const qk_seq &seq0, uint32_t first,
-    uint32_t n, uint32_t *position, uint32_t *row_seq)
-{
-    const uint32_t n_seqs = counts.y, t = threadIdx.x;
-    if (n_seqs == 1) {
-        if (t < n) {
-            position[t] = seq0.start + first + t - seq0.row_begin;
-            row_seq[t] = 0;
-        }
-    } else if (n_seqs == counts.x) { /* one row each */
-        if (t < n) {
-            position[t] = read_seq(&a.from.seqs[first + t]).start;
-            row_seq[t] = first + t;
-        }
-    } else {
-        for (uint32_t s = t; s < n_seqs; s += PREPARE_THREADS) {
-            const qk_seq seq = read_seq(&a.from.seqs[s]);
-            const uint32_t begin = max(seq.row_begin, first),
-                           end = min(seq.row_begin + seq.n_rows, first + n);
-            for (uint32_t row = begin; row < end; row++) {
-                position[row - first] = seq.start + row - seq.row_begin;
-                row_seq[row - first] = s;
-            }
+    for (uint32_t i = 0; i < QKC_PLAN_READERS; i++) {
+        counts[i].counts[0] = plan->n_rows;
+        counts[i].counts[1] = plan->n_seqs;
+        counts[i].counts[2] = plan->n_pages;
+        counts[i].counts[3] = plan->n_outputs;
+    }
+    for (uint32_t s = 0; s < plan->n_seqs; s++) {
+        const qk_seq *seq = &plan->seqs[s];
+        for (uint32_t i = 0; i < seq->n_rows; i++) {
+            const uint32_t row = seq->row_begin + i;
+            rows[row] = {plan->tokens[row], seq->start + i, s, 1};
         }
     }
+    const uint32_t end = ceil_div(rows_max, QKC_LINE_ROWS) * QKC_LINE_ROWS;
+    for (uint32_t row = plan->n_rows; row < end; row++)
+        rows[row] = {0, 0, 0, 0};
 }
 
-/* Threads are counted from the end: those that have the fewer embedding vectors come first. */
+/* The @n rows of the block from @first on. A thread's values have one frequency. Threads are counted from the end:
+ * those that have the fewer embedding vectors come first. */
 static __device__ void write_cos_sin(
-    const qkc_prepare_args &a, uint32_t first, uint32_t n, const uint32_t *position)
+    const qkc_prepare_args &a, uint32_t first, uint32_t n, const qkc_host_row *rows, double frequency)
 {
     const uint32_t half = a.head_dim / 2;
     for (uint32_t i = PREPARE_THREADS - 1 - threadIdx.x; i < n * half; i += PREPARE_THREADS) {
         const uint32_t row = i / half, d = i % half;
         double sine, cosine;
-        sincos(__dmul_rn(a.inv_freq[d], (double)position[row]), &sine, &cosine);
+        sincos(__dmul_rn(frequency, (double)rows[row].position), &sine, &cosine);
         float *out = a.to.cos_sin + (size_t)(first + row) * a.head_dim;
         out[d] = (float)__dmul_rn(cosine, (double)a.rope_factor);
         out[half + d] = (float)__dmul_rn(sine, (double)a.rope_factor);
     }
 }
 
-static __device__ void write_embeddings(
-    const qkc_prepare_args &a, uint32_t first, uint32_t n, const int32_t *token)
+/* @token: lane r's is that of the block's row r. All lanes stay in the loop, which shuffles it. */
+static __device__ void write_embeddings(const qkc_prepare_args &a, uint32_t first, uint32_t n, int32_t token)
 {
-    const uint32_t n_vectors = a.hidden / 8;
-    for (uint32_t i = threadIdx.x; i < n * n_vectors; i += PREPARE_THREADS) {
-        const uint32_t row = i / n_vectors, v = i % n_vectors;
-        float e[8];
-        unpack8(e, __ldg((const uint4 *)(a.embed + (size_t)token[row] * a.hidden) + v));
-        float4 *x = (float4 *)(a.x + (size_t)(first + row) * a.hidden) + 2 * v;
-        x[0] = make_float4(e[0], e[1], e[2], e[3]);
-        x[1] = make_float4(e[4], e[5], e[6], e[7]);
+    constexpr uint32_t AHEAD = 5; /* vectors of a thread that are on the way together */
+    const uint32_t n_vectors = a.hidden / 8, end = n * n_vectors, lane = threadIdx.x % QKC_WARP;
+    for (uint32_t base = threadIdx.x - lane; base < end; base += AHEAD * PREPARE_THREADS) {
+        uint4 v[AHEAD];
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; j++) {
+            const uint32_t i = base + lane + j * PREPARE_THREADS, row = min(i / n_vectors, QKC_LINE_ROWS - 1);
+            const int32_t id = __shfl_sync(0xffffffffu, token, (int)row);
+            if (i < end)
+                v[j] = __ldg((const uint4 *)(a.embed + (size_t)id * a.hidden) + (i - row * n_vectors));
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; j++) {
+            const uint32_t i = base + lane + j * PREPARE_THREADS;
+            if (i >= end)
+                break;
+            float e[8];
+            unpack8(e, v[j]);
+            float4 *x = (float4 *)(a.x + (size_t)first * a.hidden) + 2 * i;
+            x[0] = make_float4(e[0], e[1], e[2], e[3]);
+            x[1] = make_float4(e[4], e[5], e[6], e[7]);
+        }
     }
 }
 
-static __device__ void prepare_rows(const qkc_prepare_args &a, uint32_t rows_a_block)
+/* A line of rows. */
+static __device__ void prepare_rows(const qkc_prepare_args &a)
 {
-    __shared__ uint4 shared_counts;
-    __shared__ qk_seq shared_seq0;
-    __shared__ uint32_t position[PREPARE_ROWS_MAX], row_seq[PREPARE_ROWS_MAX];
-    __shared__ int32_t token[PREPARE_ROWS_MAX];
-    const uint32_t first = blockIdx.x * rows_a_block, t = threadIdx.x;
-
-    /* One trip over PCIe for all of these: the token is read before it is known whether the plan has the row. */
-    int32_t id = 0;
-    if (t < rows_a_block && first + t < a.rows_max)
-        id = __ldcv(a.from.tokens + first + t);
-    if (t == 32)
-        shared_counts = __ldcv((const uint4 *)a.from.counts);
-    if (t == 64)
-        shared_seq0 = read_seq(a.from.seqs);
-    if (t < PREPARE_ROWS_MAX)
-        position[t] = row_seq[t] = 0;
+    __shared__ qkc_host_row rows[QKC_LINE_ROWS];
+    const uint32_t first = blockIdx.x * QKC_LINE_ROWS, t = threadIdx.x, lane = t % QKC_WARP;
+    if (t < QKC_LINE_ROWS)
+        *(uint4 *)&rows[t] = __ldcv((const uint4 *)(a.from.rows + first + t));
+    const double frequency = __ldg(a.inv_freq + (PREPARE_THREADS - 1 - t) % (a.head_dim / 2));
     __syncthreads();
-    const uint4 counts = shared_counts;
-    const uint32_t n_rows = min(counts.x, a.rows_max);
-    const uint32_t n = first < n_rows ? min(rows_a_block, n_rows - first) : 0;
-    find_rows(a, counts, shared_seq0, first, n, position, row_seq);
-
     qkc_pdl_wait();
-    if (t < n) {
-        if (id < 0)
-            id = a.slots[~id];
-        token[t] =
-            max(id, 0); /* an unwritten slot makes the step invalid; the row only has to stay in bounds */
-    }
-    __syncthreads();
-    if (t < n) {
-        a.to.token[first + t] = token[t];
-        a.to.position[first + t] = position[t];
-        a.to.row_seq[first + t] = row_seq[t];
+
+    /* Each warp for itself: lane r has row r. Rows that are used come first. */
+    const qkc_host_row mine = rows[lane % QKC_LINE_ROWS];
+    const bool used = lane < QKC_LINE_ROWS && first + lane < a.rows_max && mine.used != 0;
+    const uint32_t n = __popc(__ballot_sync(0xffffffffu, used));
+    int32_t token = mine.token;
+    if (used && token < 0) /* -1, unwritten, makes the step invalid; the row only has to stay in bounds */
+        token = max(a.slots[~token], 0);
+    if (t < QKC_WARP && used) {
+        a.to.token[first + lane] = token;
+        a.to.position[first + lane] = mine.position;
+        a.to.row_seq[first + lane] = mine.seq;
     }
     write_embeddings(a, first, n, token);
-    write_cos_sin(a, first, n, position);
+    write_cos_sin(a, first, n, rows, frequency);
 }
 
-/* Copies @n words of 8 bytes, by all threads of the copying blocks; @at: this thread among the @n_threads. */
-static __device__ void copy_words(void *to, const void *from, size_t n, size_t at, size_t n_threads)
+/* The block's copy of the counts, the same in all threads. */
+static __device__ uint4 read_counts(const qkc_prepare_args &a, uint32_t reader)
 {
-    const uint4 *src = (const uint4 *)from;
+    __shared__ uint4 counts;
+    if (threadIdx.x == 0)
+        counts = __ldcv((const uint4 *)a.from.counts[reader].counts);
+    __syncthreads();
+    return counts;
+}
+
+/* An array on its way: the first vectors are read before it is known how many there are, one by each thread. */
+typedef struct {
+    const uint4 *from;
+    uint4 first;
+    uint32_t n_first; /* at most PREPARE_COPY_THREADS */
+} early;
+
+/* @n: elements of @bytes, all of which may be read. */
+static __device__ __forceinline__ early read_early(const void *from, uint32_t n, uint32_t bytes, uint32_t at)
+{
+    early e;
+    e.from = (const uint4 *)from;
+    e.n_first = (uint32_t)min(((uint64_t)n * bytes + 15) / 16, (uint64_t)PREPARE_COPY_THREADS);
+    e.first = at < e.n_first ? __ldcv(e.from + at) : make_uint4(0, 0, 0, 0);
+    return e;
+}
+
+/* Writes the @n words of 8 bytes that there are, by all copying threads. */
+static __device__ void copy_words(void *to, const early &e, size_t n, uint32_t at)
+{
     uint4 *dst = (uint4 *)to;
     const size_t n_pairs = n / 2;
-    size_t i = at;
-    for (; i + 3 * n_threads < n_pairs; i += 4 * n_threads) {
+    if (at < e.n_first && at < n_pairs)
+        dst[at] = e.first;
+    if (n % 2 != 0 && n_pairs % PREPARE_COPY_THREADS == at)
+        ((uint2 *)to)[n - 1] =
+            n_pairs < e.n_first ? make_uint2(e.first.x, e.first.y) : __ldcv((const uint2 *)e.from + n - 1);
+    size_t i = at < e.n_first ? at + PREPARE_COPY_THREADS : at;
+    for (; i + 3 * PREPARE_COPY_THREADS < n_pairs; i += 4 * PREPARE_COPY_THREADS) {
         uint4 v[4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            v[j] = __ldcv(src + i + j * n_threads);
+            v[j] = __ldcv(e.from + i + j * PREPARE_COPY_THREADS);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            dst[i + j * n_threads] = v[j];
+            dst[i + j * PREPARE_COPY_THREADS] = v[j];
     }
-    for (; i < n_pairs; i += n_threads)
-        dst[i] = __ldcv(src + i);
-    if (n % 2 != 0 && at == n_threads - 1)
-        ((uint2 *)to)[n - 1] = __ldcv((const uint2 *)from + n - 1);
+    for (; i < n_pairs; i += PREPARE_COPY_THREADS)
+        dst[i] = __ldcv(e.from + i);
 }
 
-static __device__ void prepare_copies(const qkc_prepare_args &a, uint32_t block, uint32_t n_blocks)
+static __device__ void prepare_copies(const qkc_prepare_args &a, uint32_t block)
 {
-    __shared__ uint4 shared_counts;
-    if (threadIdx.x == 0)
-        shared_counts = __ldcv((const uint4 *)a.from.counts);
-    __syncthreads();
-    const uint4 counts = shared_counts;
-    const size_t at = (size_t)block * PREPARE_THREADS + threadIdx.x,
-                 n_threads = (size_t)n_blocks * PREPARE_THREADS;
-
+    const uint32_t at = block * PREPARE_THREADS + threadIdx.x, rows = a.rows_max;
+    const uint32_t n_pages = max(rows < EARLY_PAGES_MAX / 64 ? 64 * rows : EARLY_PAGES_MAX, EARLY_PAGES_MIN);
+    const early pages = read_early(a.from.pages, min(n_pages, a.from.pages_max), sizeof(uint64_t), at),
+                outputs = read_early(a.from.outputs, min(rows, a.from.outputs_max), sizeof(qk_output), at),
+                seqs = read_early(a.from.seqs, min(rows, a.from.seqs_max), sizeof(qk_seq), at);
+    const uint4 counts = read_counts(a, block);
     qkc_pdl_wait();
-    copy_words(a.to.seqs, a.from.seqs, (size_t)counts.y * (sizeof(qk_seq) / 8), at, n_threads);
-    copy_words(a.to.outputs, a.from.outputs, (size_t)counts.w * (sizeof(qk_output) / 8), at, n_threads);
-    copy_words(a.to.pages, a.from.pages, counts.z, at, n_threads);
-    if (block + 1 < n_blocks)
-        return;
+    copy_words(a.to.seqs, seqs, (size_t)counts.y * (sizeof(qk_seq) / 8), at);
+    copy_words(a.to.outputs, outputs, (size_t)counts.w * (sizeof(qk_output) / 8), at);
+    copy_words(a.to.pages, pages, counts.z, at);
+}
 
+/* The counts, and whether all slots that rows take are written. */
+static __device__ void prepare_state(const qkc_prepare_args &a)
+{
+    const int4 *from = (const int4 *)a.from.tokens;
+    int4 next = make_int4(0, 0, 0, 0);
+    if (4 * threadIdx.x < a.rows_max)
+        next = __ldcv(from + threadIdx.x);
+    const uint4 counts = read_counts(a, PREPARE_COPIERS);
+    const uint32_t n = min(counts.x, a.rows_max);
     int bad = 0;
-    for (uint32_t row = threadIdx.x; row < min(counts.x, a.rows_max); row += PREPARE_THREADS) {
-        const int32_t id = __ldcv(a.from.tokens + row);
-        if (id < 0)
-            bad |= a.slots[~id] < 0;
+    qkc_pdl_wait();
+    for (uint32_t i = threadIdx.x; 4 * i < n; i += PREPARE_THREADS) {
+        const int32_t id[4] = {next.x, next.y, next.z, next.w};
+        if (4 * (i + PREPARE_THREADS) < n)
+            next = __ldcv(from + i + PREPARE_THREADS);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            if (4 * i + j < n && id[j] < 0)
+                bad |= a.slots[~id[j]] < 0;
     }
     bad = __syncthreads_or(bad);
     if (threadIdx.x == 0) {
@@ -226,31 +256,32 @@ static __device__ void prepare_copies(const qkc_prepare_args &a, uint32_t block,
     }
 }
 
-static __global__ void __launch_bounds__(PREPARE_THREADS)
-    prepare_kernel(const __grid_constant__ qkc_prepare_args a, uint32_t rows_a_block, uint32_t n_row_blocks)
+static __global__ void __launch_bounds__(PREPARE_THREADS, 2)
+    prepare_kernel(const __grid_constant__ qkc_prepare_args a, uint32_t n_row_blocks)
 {
     qkc_pdl_trigger();
     if (blockIdx.x < n_row_blocks)
-        prepare_rows(a, rows_a_block);
+        prepare_rows(a);
+    else if (blockIdx.x < n_row_blocks + PREPARE_COPIERS)
+        prepare_copies(a, blockIdx.x - n_row_blocks);
     else
-        prepare_copies(a, blockIdx.x - n_row_blocks, gridDim.x - n_row_blocks);
+        prepare_state(a);
 }
 
 cudaError_t qkc_prepare(const qkc_launch *launch, const qkc_prepare_args *args)
 {
     const qkc_host_plan *from = &args->from;
     const qkc_plan *to = &args->to;
-    const uintptr_t bits = (uintptr_t)from->counts | (uintptr_t)from->seqs | (uintptr_t)from->pages |
+    const uintptr_t bits = (uintptr_t)from->tokens | (uintptr_t)from->seqs | (uintptr_t)from->pages |
                            (uintptr_t)from->outputs | (uintptr_t)to->counts | (uintptr_t)to->seqs |
                            (uintptr_t)to->pages | (uintptr_t)to->outputs;
-    if (bits % 16 != 0 || args->hidden % 8 != 0)
+    const uintptr_t lines = (uintptr_t)from->counts | (uintptr_t)from->rows;
+    if (bits % 16 != 0 || lines % 128 != 0 || args->hidden % 8 != 0 ||
+        (args->head_dim != 64 && args->head_dim != 128))
         return cudaErrorInvalidValue;
-    /* Two blocks a multiprocessor, each with as many rows as it takes. */
-    const uint32_t wanted = ceil_div(args->rows_max, 2 * (uint32_t)launch->n_sms);
-    const uint32_t rows_a_block = wanted == 0 ? 1 : wanted < PREPARE_ROWS_MAX ? wanted : PREPARE_ROWS_MAX;
-    const uint32_t n_row_blocks = ceil_div(args->rows_max, rows_a_block);
-    return qkc_start(launch, prepare_kernel, dim3(n_row_blocks + PREPARE_COPY_BLOCKS), dim3(PREPARE_THREADS),
-        0, *args, rows_a_block, n_row_blocks);
+    const uint32_t n_row_blocks = ceil_div(args->rows_max, QKC_LINE_ROWS);
+    return qkc_start(launch, prepare_kernel, dim3(n_row_blocks + QKC_PLAN_READERS), dim3(PREPARE_THREADS), 0,
+        *args, n_row_blocks);
 }
 
 /* ---- RMSNorm ------------------------------------------------------------------------------------------------- */
