@@ -6,8 +6,8 @@
  * An item is one piece of one sequence (cuda-ops.h says where sequences are cut) for one kv head. The grid is fixed by
  * the device; its blocks walk the list of items, which each block derives from the sequences' lengths. In a block, warp
  * w takes the pages w, w + 8, ... of the piece, each warp for all query heads of the kv head, with a running maximum and
- * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace, where the last
- * block to arrive merges them in position order.
+ * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace; the block that
+ * was last with a sequence's merges them in position order when its items are done.
  *
  * A page of 16 keys goes from memory straight into the registers of a warp in the order in which mma.m16n8k16 wants it,
  * without shared memory and without barriers:
@@ -17,7 +17,8 @@
  *     what it got of S. A lane loads the same 8 dimensions of 4 keys, which byte permutations pair; a warp's load covers
  *     whole lines of 128 bytes.
  * The next page's keys are asked for as soon as this page's have been multiplied, its values likewise, over the borders
- * of items: 8 KB a warp and 128 KB an SM are on their way (about 30 KB would cover the latency).
+ * of items: 8 KB a warp and 128 KB an SM are on their way. Pages behind these are asked into the L2, the next item's
+ * first ones while this item is worked on, so that memory is busy while results are merged and heads are made ready.
  *
  * Precision: q (times log2(e) / sqrt(head_dim)) and P each enter as the sum of two bf16 numbers, since the tensor cores
  * idle here anyway: the rest is as with float32 throughout. The test allows 1e-4 of a row's norm against float64.
@@ -211,7 +212,7 @@ static __host__ __device__ __forceinline__ uint32_t piece_keys(uint32_t n_keys)
  * their number is known. */
 template <int D> static __device__ void list_pieces(const decode_params &p, block_memory<D> &s)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP;
+    const uint32_t lane = lane_again();
     uint32_t start[2] = {0, 0}, page[2] = {0, 0}, before = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
@@ -246,7 +247,7 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
 template <int D>
 static __device__ void find_item(const decode_params &p, block_memory<D> &s, uint32_t index, item_info *to)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP;
+    const uint32_t lane = lane_again();
     const uint32_t piece = index / p.a.n_kv_heads;
     const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= piece)) +
                          __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= piece));
@@ -390,7 +391,7 @@ template <int D>
 static __device__ __forceinline__ void ask_head(
     const decode_params &p, const item_info &it, uint32_t u, head_values<D> &h)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP;
+    const uint32_t lane = lane_again();
     const uint32_t q_dim = p.a.n_heads * D, kv_dim = p.a.n_kv_heads * D;
     const float *from = p.a.qkv + (size_t)it.seq * (q_dim + 2 * kv_dim);
     from += u < p.n_q ? (it.head * p.n_q + u) * D : q_dim + (u - p.n_q) * kv_dim + it.head * D;
@@ -406,7 +407,7 @@ template <int D>
 static __device__ __forceinline__ void put_head(
     const decode_params &p, block_memory<D> &s, const item_info &it, uint32_t u, head_values<D> &h)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP;
+    const uint32_t lane = lane_again();
     if (u < p.n_q) {
         turn_head<D>(h, p.a.q_norm, p.a.eps, lane);
         put_query<D>(s.q[u], 0, lane, h.x, p.q_scale);
@@ -634,7 +635,7 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
 template <int D>
 static __device__ __forceinline__ void put_result(block_memory<D> &s, warp_result<D> &w, uint32_t n_q)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP, g = lane / 4, t = lane % 4;
+    const uint32_t lane = lane_again(), warp = threadIdx.x / QKC_WARP, g = lane / 4, t = lane % 4;
     w.sum += __shfl_xor_sync(ALL_LANES, w.sum, 1);
     w.sum += __shfl_xor_sync(ALL_LANES, w.sum, 2);
     if (t == 0 && g < n_q) {
@@ -712,7 +713,7 @@ template <int D>
 static __device__ __forceinline__ void merge_parts(
     const decode_params &p, block_memory<D> &s, uint32_t seq, uint32_t kv_head)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
+    const uint32_t lane = lane_again(), warp = threadIdx.x / QKC_WARP;
     const uint32_t n = s.end[seq] - (seq > 0 ? s.end[seq - 1] : 0);
     const uint32_t n_heads = p.a.n_heads, first_head = kv_head * p.n_q;
     const float *parts = p.parts + seq * p.seq_floats + (size_t)first_head * D;
@@ -820,7 +821,7 @@ template <int D> static __device__ void count_items(const decode_params &p, bloc
 static __device__ __forceinline__ uint64_t look_up(
     const decode_params &p, const item_info &before, const item_info &it)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
+    const uint32_t lane = lane_again(), warp = threadIdx.x / QKC_WARP;
     if (lane < FAR_LANE)
         return lane <= p.ahead ? page_address(p, it, warp + WARPS * lane) : 0;
     return page_address(p, before, warp + WARPS * (lane == FAR_LANE ? 1 : p.ahead));
@@ -831,7 +832,7 @@ template <int D, bool BULK>
 static __device__ __forceinline__ void look_ahead(
     const decode_params &p, block_memory<D> &s, const item_info &it, uint64_t found)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
+    const uint32_t lane = lane_again(), warp = threadIdx.x / QKC_WARP;
     if (lane == 0)
         s.next[warp] = found;
     if (lane - FAR_LANE < 2)
