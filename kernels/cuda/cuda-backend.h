@@ -57,7 +57,8 @@ qk_status qkc_measure(qk_backend *backend, qk_measure what, double *out); /* cud
 
 /* The best device (@wanted NULL), or that of an id or an index in decimal. False: @reason says why in one
  * sentence. Never creates a context. */
-bool qkc_find_device(const char *wanted, int *device, char *name, size_t name_size, char *reason, size_t reason_size);
+bool qkc_find_device(
+    const char *wanted, int *device, char *name, size_t name_size, char *reason, size_t reason_size);
 size_t qkc_list_devices(qk_device *out, size_t n);
 /* The sentence for an error of opening @device. */
 void qkc_explain(int device, cudaError_t code, char *reason, size_t reason_size);
@@ -79,8 +80,8 @@ typedef struct {
     int needed_version; /* CUDART_VERSION */
     const char *driver; /* "535.104.05", "" when unknown */
     int n_devices;
-    const char *name;   /* the device in question, "" for none */
-    int capability;     /* its major * 10 + minor */
+    const char *name;                   /* the device in question, "" for none */
+    int capability;                     /* its major * 10 + minor */
     uint64_t memory_free, memory_total; /* 0: unknown */
 } qkc_facts;
 
@@ -96,9 +97,9 @@ bool qkc_code_is_lost(cudaError_t code);
 
 typedef struct qkc_nvml {
     void *device;
-    char id[48];           /* "GPU-..." or "MIG-..." */
-    int64_t sampled_ms;    /* when the next two were read; 0: never */
-    int32_t utilization;   /* -1 unknown */
+    char id[48];            /* "GPU-..." or "MIG-..." */
+    int64_t sampled_ms;     /* when the next two were read; 0: never */
+    int32_t utilization;    /* -1 unknown */
     uint64_t process_bytes; /* 0 unknown */
 } qkc_nvml;
 
@@ -112,22 +113,22 @@ void qkc_nvml_driver(char *out, size_t size); /* "535.104.05"; "" unknown */
 /* ---- Model (cuda-model.cu) ----------------------------------------------------------------------------------- */
 
 typedef struct {
-    const qkc_bf16 *qkv;     /* [q_dim + 2 * kv_dim, hidden]: q, k, v one after the other */
-    const qkc_bf16 *o;       /* [hidden, q_dim] */
-    const qkc_bf16 *gate_up; /* [2 * ffn, hidden]: gate, then up */
-    const qkc_bf16 *down;    /* [hidden, ffn] */
+    const qkc_bf16 *qkv;               /* [q_dim + 2 * kv_dim, hidden]: q, k, v one after the other */
+    const qkc_bf16 *o;                 /* [hidden, q_dim] */
+    const qkc_bf16 *gate_up;           /* [2 * ffn, hidden]: gate, then up */
+    const qkc_bf16 *down;              /* [hidden, ffn] */
     const float *attn_norm, *ffn_norm; /* [hidden] */
     const float *q_norm, *k_norm;      /* [head_dim] */
 } qkc_layer;
 
 typedef struct {
     qk_model_head head;
-    qkc_layer *layers;         /* [n_layers], host */
-    const qkc_bf16 *embed;     /* [vocab, hidden] */
-    const qkc_bf16 *lm_head;   /* the same when tied */
-    const float *final_norm;   /* [hidden] */
-    const double *inv_freq;    /* [head_dim / 2], device */
-    void *block;               /* all of the above's device memory */
+    qkc_layer *layers;       /* [n_layers], host */
+    const qkc_bf16 *embed;   /* [vocab, hidden] */
+    const qkc_bf16 *lm_head; /* the same when tied */
+    const float *final_norm; /* [hidden] */
+    const double *inv_freq;  /* [head_dim / 2], device */
+    void *block;             /* all of the above's device memory */
     uint64_t block_bytes;
 } qkc_model;
 
@@ -140,8 +141,8 @@ typedef struct {
     unsigned n_workers;
 } qkc_load_tuning;
 void qkc_load_default_tuning(qkc_load_tuning *out);
-qk_status qkc_model_load_tuned(qk_backend *backend, const qk_model_desc *desc, qk_progress_fn progress, void *user,
-    const qkc_load_tuning *tuning, qk_model **out);
+qk_status qkc_model_load_tuned(qk_backend *backend, const qk_model_desc *desc, qk_progress_fn progress,
+    void *user, const qkc_load_tuning *tuning, qk_model **out);
 void qkc_model_free(qk_model *model);
 /* What a model would take, counted from its shape alone: the block that the load makes. */
 qk_status qkc_model_measure(const qk_shape *shape, bool tied, qk_sizes *out);
@@ -160,10 +161,11 @@ typedef struct {
 typedef struct qkc_gemm qkc_gemm;
 qk_status qkc_gemm_new(qkc_backend *backend, qkc_gemm **out); /* opens cublasLt */
 void qkc_gemm_free(qkc_gemm *gemm);
-#define QKC_GEMM_ROWS_UNIT      64u /* n_rows are rounded up to a multiple of this: so many algorithms are kept */
+#define QKC_GEMM_ROWS_UNIT       64u /* n_rows are rounded up to a multiple of this: so many algorithms are kept */
 #define QKC_GEMM_WORKSPACE_BYTES (32u << 20)
 /* Chooses the algorithm for every row count up to @rows_max, so that qkc_gemm_run() asks for none. */
-qk_status qkc_gemm_prepare(qkc_gemm *gemm, uint32_t rows_max, uint32_t n_out, uint32_t n_in, qk_dtype y_dtype, bool add);
+qk_status qkc_gemm_prepare(
+    qkc_gemm *gemm, uint32_t rows_max, uint32_t n_out, uint32_t n_in, qk_dtype y_dtype, bool add);
 /* Reads and writes rows up to the rounded count. @workspace: QKC_GEMM_WORKSPACE_BYTES. */
 qk_status qkc_gemm_run(qkc_gemm *gemm, cudaStream_t stream, void *workspace, const qkc_gemm_args *args);
 /* Runs each algorithm that products of this kind up to args->n_rows rows use once, so that its code is on the device

@@ -100,11 +100,12 @@ typedef struct {
     int32_t *token;     /* [rows_max]: slots resolved */
     uint32_t *position; /* [rows_max] */
     uint32_t *row_seq;  /* [rows_max]: index into seqs */
-    float *cos_sin;     /* [rows_max, head_dim]: head_dim / 2 cosines, then as many sines, times rope_factor */
-    qk_seq *seqs;       /* [seqs_max] */
-    uint64_t *pages;    /* [pages_max] */
+    float *cos_sin;  /* [rows_max, head_dim]: head_dim / 2 cosines, then as many sines, times rope_factor */
+    qk_seq *seqs;    /* [seqs_max] */
+    uint64_t *pages; /* [pages_max] */
     qk_output *outputs; /* [outputs_max] */
-    uint32_t *state;    /* [1]: a qk_status. QK_OK, or QK_CANCELLED or QK_INVALID: later kernels may return at once, and
+    uint32_t *
+        state; /* [1]: a qk_status. QK_OK, or QK_CANCELLED or QK_INVALID: later kernels may return at once, and
                            the sampler changes no slot and no history */
 } qkc_plan;
 
@@ -124,12 +125,12 @@ typedef struct {
     uint32_t used; /* 1; 0: the plan does not have this row */
 } qkc_host_row;
 typedef struct {
-    const qkc_host_counts *counts; /* [QKC_PLAN_READERS], all the same */
-    const qkc_host_row *rows;      /* [rows_max rounded up to QKC_LINE_ROWS] */
-    const int32_t *tokens;         /* [rows_max]: as in rows */
-    const qk_seq *seqs;            /* [seqs_max] */
-    const uint64_t *pages;         /* [pages_max] */
-    const qk_output *outputs;      /* [outputs_max] */
+    const qkc_host_counts *counts;             /* [QKC_PLAN_READERS], all the same */
+    const qkc_host_row *rows;                  /* [rows_max rounded up to QKC_LINE_ROWS] */
+    const int32_t *tokens;                     /* [rows_max]: as in rows */
+    const qk_seq *seqs;                        /* [seqs_max] */
+    const uint64_t *pages;                     /* [pages_max] */
+    const qk_output *outputs;                  /* [outputs_max] */
     uint32_t seqs_max, pages_max, outputs_max; /* what may be read, whatever the counts say */
     const volatile uint32_t *cancel;           /* [1]: not 0: give the step up at the next layer */
 } qkc_host_plan;
@@ -158,15 +159,16 @@ cudaError_t qkc_prepare(const qkc_launch *launch, const qkc_prepare_args *args);
 /* out[r] = bf16(x[g(r)] * rsqrt(mean(x[g(r)]^2) + eps) * weight), g(r) = outputs[r].row when @gather, else r. Rows from
  * the plan's count on (n_outputs when gathering) up to rows_max get zeros. One thread latches plan.state from
  * @cancel when that is not NULL and not 0. */
-cudaError_t qkc_rms_norm(const qkc_launch *launch, qkc_bf16 *out, const float *x, const float *weight, float eps,
-    uint32_t hidden, uint32_t rows_max, qkc_plan plan, bool gather, const volatile uint32_t *cancel);
+cudaError_t qkc_rms_norm(const qkc_launch *launch, qkc_bf16 *out, const float *x, const float *weight,
+    float eps, uint32_t hidden, uint32_t rows_max, qkc_plan plan, bool gather,
+    const volatile uint32_t *cancel);
 
 /* Norm and rotation of every row's heads; keys and values go to their pages. The input is float32 (few rows) or bf16
  * (many rows): exactly one of qkv_f32 and qkv_bf16 is set. */
 typedef struct {
-    const float *qkv_f32;     /* [rows, q_dim + 2 * kv_dim]: q heads, then k heads, then v heads */
-    const qkc_bf16 *qkv_bf16; /* the same */
-    qkc_bf16 *q;              /* [rows_max, q_dim]: after q-norm and RoPE, not scaled */
+    const float *qkv_f32;         /* [rows, q_dim + 2 * kv_dim]: q heads, then k heads, then v heads */
+    const qkc_bf16 *qkv_bf16;     /* the same */
+    qkc_bf16 *q;                  /* [rows_max, q_dim]: after q-norm and RoPE, not scaled */
     const float *q_norm, *k_norm; /* [head_dim] */
     float eps;
     uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
@@ -198,10 +200,13 @@ typedef struct {
     float *y; /* [rows, n_out] */
     uint32_t n_out, n_in, rows_max;
     qkc_then then;
-    bool gather; /* row i of the work is x row outputs[i].row and y row i; their number is n_outputs, not n_rows */
+    bool
+        gather; /* row i of the work is x row outputs[i].row and y row i; their number is n_outputs, not n_rows */
     qkc_plan plan;
-    const void *next; /* the next product's weights, or NULL: one row asks their beginning into the level 2 cache at its */
-    size_t next_bytes; /* end, where no programmatic launch does better: the memory is else idle between two kernels */
+    const void *
+        next; /* the next product's weights, or NULL: one row asks their beginning into the level 2 cache at its */
+    size_t
+        next_bytes; /* end, where no programmatic launch does better: the memory is else idle between two kernels */
 } qkc_linear_args;
 cudaError_t qkc_linear(const qkc_launch *launch, const qkc_linear_args *args);
 
@@ -226,10 +231,12 @@ typedef struct {
     uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
     qk_kv_layout layout;
     qkc_plan plan;
-    void *workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
+    void *
+        workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
                         qkc_attend_decode_bytes(0, ...), the rest may be overwritten between launches */
     const volatile uint32_t *cancel; /* latched into plan.state when not NULL */
-    const void *next; /* the next kernel's weights, or NULL: blocks without work ask them into the level 2 cache, for the */
+    const void *
+        next; /* the next kernel's weights, or NULL: blocks without work ask them into the level 2 cache, for the */
     size_t next_bytes; /* memory is idle during the attention of short contexts */
 } qkc_attend_decode_args;
 size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
@@ -246,10 +253,11 @@ cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_
  * sequence's start and n_rows (and on the shape, the device and part_rows_max) alone, never on the step's other
  * sequences: when the parts of all do not fit the workspace at once, the launch runs in rounds that reuse it. */
 typedef struct {
-    uint32_t seq, row, n_rows;   /* row: index into the plan's rows */
-    uint32_t key_begin, key_end; /* key_begin is a multiple of QK_SPAN_TOKENS; key_end <= last row's position + 1 */
-    uint32_t part, n_parts;      /* n_parts 1: the tile writes the output itself */
-    uint32_t part_slot;          /* first row of this tile in the parts workspace (rows of [n_heads, head_dim] + lse):
+    uint32_t seq, row, n_rows; /* row: index into the plan's rows */
+    uint32_t key_begin,
+        key_end; /* key_begin is a multiple of QK_SPAN_TOKENS; key_end <= last row's position + 1 */
+    uint32_t part, n_parts; /* n_parts 1: the tile writes the output itself */
+    uint32_t part_slot; /* first row of this tile in the parts workspace (rows of [n_heads, head_dim] + lse):
                                     part p's row t is at part 0's part_slot + p * n_rows + t */
 } qkc_tile;
 
@@ -262,10 +270,11 @@ typedef struct {
     qkc_plan plan;
     const qkc_tile *tiles; /* device: in each round the longest first */
     uint32_t n_tiles;      /* set by qkc_attend_prefill(): of this round */
-    const qkc_tile *merges; /* device: one for each group of parts: its rows, n_parts, part_slot of its first part */
-    uint32_t n_merges;      /* set by qkc_attend_prefill(): of this round */
-    float *parts_out;       /* [part_rows_max, q_dim] */
-    float *parts_lse;       /* [part_rows_max, n_heads] */
+    const qkc_tile
+        *merges; /* device: one for each group of parts: its rows, n_parts, part_slot of its first part */
+    uint32_t n_merges; /* set by qkc_attend_prefill(): of this round */
+    float *parts_out;  /* [part_rows_max, q_dim] */
+    float *parts_lse;  /* [part_rows_max, n_heads] */
 } qkc_attend_prefill_args;
 
 /* Tiles and merges that run together: their parts are in the workspace at the same time. */
@@ -289,8 +298,8 @@ uint32_t qkc_part_rows_max(uint32_t rows_max);
 /* Cuts a plan into tiles: host code, no CUDA call, no allocation. tiles and merges are host arrays with room for
  * qkc_tiles_max(); the caller copies them to the device. Any part_rows_max will do: a sequence has so few parts that
  * they fit it alone. */
-void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper, int n_sms,
-    uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out);
+void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper,
+    int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out);
 /* @tiling: host; as it came from qkc_cut_tiles(), with hopper = launch->hopper and the same shape. args->tiles and
  * args->merges are the whole arrays. */
 cudaError_t qkc_attend_prefill(
@@ -315,8 +324,8 @@ typedef struct {
     uint32_t vocab;
     uint32_t outputs_max; /* of this launch; n_outputs is read from the plan */
     qkc_plan plan;
-    int32_t *slots;            /* [slots_max] device */
-    uint8_t *history;          /* [slots_max, vocab] device: QK_SEEN, QK_SEEN_IN_REPLY as in kernels/cpu/sample.h */
+    int32_t *slots;   /* [slots_max] device */
+    uint8_t *history; /* [slots_max, vocab] device: QK_SEEN, QK_SEEN_IN_REPLY as in kernels/cpu/sample.h */
     qk_output_result *results; /* [outputs_max]: mapped pinned host memory */
     uint32_t *status;          /* [1]: mapped pinned host memory: receives plan.state, after the results */
     void *workspace;           /* qkc_sample_bytes(); zeroed once by its owner, left zeroed where it counts */

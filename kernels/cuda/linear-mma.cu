@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(MMA_THREADS, NT == 8 && !CLUSTER ? 1 : 2) line
     __syncthreads();
 
     /* While no sums are kept yet there are registers for many loads at a time. */
-    stage_x<NT, NT < 4 ? NT : 4>(p, s.kb, min(s.kb + p.tile_kb, s.kb_end), rows, xs, squares);
+    stage_x < NT, NT<4 ? NT : 4>(p, s.kb, min(s.kb + p.tile_kb, s.kb_end), rows, xs, squares);
     __syncthreads();
     uint32_t slot = 0;
     for (uint32_t pass = 0; pass < p.passes; pass++) {

@@ -10,7 +10,7 @@ extern "C" {
 #define QK_CUDA_MODULE_SYMBOL "qk_cuda_module"
 
 typedef struct {
-    uint32_t abi_version; /* QK_ABI_VERSION of the build; checked before anything else */
+    uint32_t abi_version;         /* QK_ABI_VERSION of the build; checked before anything else */
     void (*probe)(qk_probe *out); /* as in the registry's table: fills all but the name */
     size_t (*list_devices)(qk_device *out, size_t n);
     qk_status (*estimate)(const qk_shape *shape, bool tied, const qk_context_params *params, qk_sizes *model,

@@ -26,7 +26,8 @@ static inline void gpu_require(void)
     int n = 0;
     cudaError_t code = cudaGetDeviceCount(&n);
     if (code != cudaSuccess || n == 0) {
-        printf("1..0 # SKIP no CUDA device: %s\n", code != cudaSuccess ? cudaGetErrorString(code) : "none found");
+        printf("1..0 # SKIP no CUDA device: %s\n",
+            code != cudaSuccess ? cudaGetErrorString(code) : "none found");
         exit(0);
     }
 }
@@ -54,15 +55,26 @@ static inline const char *gpu_path_name(const qkc_launch *l)
 /* Deterministic random numbers: uniform in [-1, 1) and, from sums of them, about normal. */
 struct Random {
     uint64_t s;
-    explicit Random(uint64_t seed) : s(seed * 0x9e3779b97f4a7c15ull + 1) {}
+    explicit Random(uint64_t seed) : s(seed * 0x9e3779b97f4a7c15ull + 1)
+    {
+    }
     uint32_t next()
     {
         s = s * 6364136223846793005ull + 1442695040888963407ull;
         return (uint32_t)(s >> 32);
     }
-    uint32_t below(uint32_t n) { return (uint32_t)(((uint64_t)next() * n) >> 32); }
-    float uniform() { return (float)(int32_t)next() * (1.0f / 2147483648.0f); }
-    float normal() { return (uniform() + uniform() + uniform()) ; } /* variance 1 */
+    uint32_t below(uint32_t n)
+    {
+        return (uint32_t)(((uint64_t)next() * n) >> 32);
+    }
+    float uniform()
+    {
+        return (float)(int32_t)next() * (1.0f / 2147483648.0f);
+    }
+    float normal()
+    {
+        return (uniform() + uniform() + uniform());
+    } /* variance 1 */
 };
 
 /* A device array with a host copy. Fresh device memory is filled with NaN patterns, so that what a kernel failed to
@@ -76,11 +88,26 @@ template <typename T> struct Array {
         CUDA_OK(cudaMemset(dev, 0xff, std::max<size_t>(n, 1) * sizeof(T)));
     }
     Array(const Array &) = delete;
-    ~Array() { cudaFree(dev); }
-    void up() { CUDA_OK(cudaMemcpy(dev, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice)); }
-    void down() { CUDA_OK(cudaMemcpy(host.data(), dev, host.size() * sizeof(T), cudaMemcpyDeviceToHost)); }
-    void poison() { CUDA_OK(cudaMemset(dev, 0xff, host.size() * sizeof(T))); }
-    void zero() { CUDA_OK(cudaMemset(dev, 0, host.size() * sizeof(T))); }
+    ~Array()
+    {
+        cudaFree(dev);
+    }
+    void up()
+    {
+        CUDA_OK(cudaMemcpy(dev, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    void down()
+    {
+        CUDA_OK(cudaMemcpy(host.data(), dev, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    }
+    void poison()
+    {
+        CUDA_OK(cudaMemset(dev, 0xff, host.size() * sizeof(T)));
+    }
+    void zero()
+    {
+        CUDA_OK(cudaMemset(dev, 0, host.size() * sizeof(T)));
+    }
 };
 
 /* ||out - ref|| / ||ref||; NaN when any element is. */
