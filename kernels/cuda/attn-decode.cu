@@ -6,8 +6,8 @@
  * An item is one piece of one sequence (cuda-ops.h says where sequences are cut) for one kv head. The grid is fixed by
  * the device; its blocks walk the list of items, which each block derives from the sequences' lengths. In a block, warp
  * w takes the pages w, w + 8, ... of the piece, each warp for all query heads of the kv head, with a running maximum and
- * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace; the block that
- * was last with a sequence's merges them in position order when its items are done.
+ * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace, where the last
+ * block to arrive merges them in position order.
  *
  * A page of 16 keys goes from memory straight into the registers of a warp in the order in which mma.m16n8k16 wants it,
  * without shared memory and without barriers:
@@ -17,8 +17,7 @@
  *     what it got of S. A lane loads the same 8 dimensions of 4 keys, which byte permutations pair; a warp's load covers
  *     whole lines of 128 bytes.
  * The next page's keys are asked for as soon as this page's have been multiplied, its values likewise, over the borders
- * of items: 8 KB a warp and 128 KB an SM are on their way. Pages behind these are asked into the L2, the next item's
- * first ones while this item is worked on, so that memory is busy while results are merged and heads are made ready.
+ * of items: 8 KB a warp and 128 KB an SM are on their way (about 30 KB would cover the latency).
  *
  * Precision: q (times log2(e) / sqrt(head_dim)) and P each enter as the sum of two bf16 numbers, since the tensor cores
  * idle here anyway: the rest is as with float32 throughout. The test allows 1e-4 of a row's norm against float64.
@@ -41,18 +40,14 @@
  * 4.13 TB/s (H200); 4 FLOP a byte, 16 as done here. Workspace: 2 KB written and read an item, against 128 KB of keys and
  * values or more. At 128 keys there are 8 items of 8 warps with a page each, and latency is all. */
 #include <math.h>
-#include "kernels/cuda/attn-decode.h"
+#include "kernels/cuda/cuda-ops.h"
 
-#define WARPS        8u
-#define THREADS      (WARPS * QKC_WARP)
-#define BLOCKS_A_SM  2
-#define HEADS        8u /* query heads of a kv head, padded to the columns of an instruction */
-#define ALL_LANES    0xffffffffu
-#define FAR_LANE     16u /* this one and those after it look further ahead in the list of pages */
-#define COUNTER      ((WARPS - 1) * QKC_WARP) /* the thread that counts items in */
-#define PARTS_A_TIME 8u
-#define MERGES_MAX   2048u
-#define LOG2_E       1.44269504088896340736
+#define WARPS       8u
+#define THREADS     (WARPS * QKC_WARP)
+#define BLOCKS_A_SM 2
+#define HEADS       8u /* query heads of a kv head, padded to the columns of an instruction */
+#define ALL_LANES   0xffffffffu
+#define LOG2_E      1.44269504088896340736
 
 /* Where things lie in the workspace: the counters of 64 sequences, then a record for each sequence. Independent of how
  * many sequences it was made for. */
@@ -69,7 +64,6 @@ typedef struct {
     size_t seq_floats;     /* of a record */
     float q_scale;         /* log2(e) / sqrt(head_dim) */
     bool early;            /* invariant 5 */
-    uint32_t ahead;        /* qkc_decode_tuning */
 } decode_params;
 
 /* One piece of one sequence for one kv head. In shared memory: registers are short. */
@@ -91,26 +85,16 @@ template <int D> struct block_memory {
     uint32_t keys[QKC_SMALL_ROWS]; /* the sequence's length, with the new token */
     uint32_t page[QKC_SMALL_ROWS]; /* where its pages begin in the plan */
     uint32_t n_pieces;             /* of all sequences */
-    uint32_t given_up;
-    uint32_t n_merges;
-    uint16_t
-        merge[MERGES_MAX]; /* seq * n_kv_heads + head of what this block is to merge: it was the last there */
-    uint64_t next[WARPS];  /* address of the warp's first page in the next item; 0: none */
-    uint64_t second[WARPS][2]; /* of its pages 1 and p.ahead in this item */
-    /* The block's items in turn, item k in slot k % 4, one without pages past the last. */
-    item_info item[4];
+    uint32_t is_last, given_up;
+    uint64_t next[WARPS]; /* address of the warp's first page in the next item; 0: none */
+    /* The block's items in turn, item k in slot k % 3, one without pages past the last. */
+    item_info item[3];
 };
 
 /* A page of one kv head in a warp's registers. Lane = 4 * g + t. */
 template <int D> struct page_registers {
     uint4 k[2][D / 32]; /* keys g and g + 8; dimensions 32 * c + 8 * t and the next 7 */
     uint4 v[4][D / 64]; /* keys 2 * t + {0, 1, 8, 9}; dimensions 64 * h + 8 * g and the next 7 */
-};
-
-/* A lane's part of a head of the QKV product, and of its position's table. */
-template <int D> struct head_values {
-    float x[D / 64], y[D / 64]; /* of the first half, and D / 2 further */
-    float cos_of[D / 64], sin_of[D / 64];
 };
 
 /* One warp's results so far. */
@@ -154,14 +138,6 @@ static __device__ __forceinline__ uint32_t lane_again(void)
 static __device__ __forceinline__ void prefetch_l2(const void *at)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
-/* @bytes: a multiple of 16. */
-static __device__ __forceinline__ void prefetch_l2_bulk(const void *at, uint32_t bytes)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes) : "memory");
-#endif
 }
 
 /* c += a b: a is 16 x 16, b 16 x 8. */
@@ -208,26 +184,18 @@ static __host__ __device__ __forceinline__ uint32_t piece_keys(uint32_t n_keys)
     return QK_SPAN_TOKENS * ((n_spans + QKC_ITEMS_A_SEQ - 1) / QKC_ITEMS_A_SEQ);
 }
 
-/* One warp: the sequences' lengths, pages, and running count of pieces. Rows that the launch could have are read before
- * their number is known. */
+/* One warp: the sequences' lengths, pages, and running count of pieces. */
 template <int D> static __device__ void list_pieces(const decode_params &p, block_memory<D> &s)
 {
-    const uint32_t lane = lane_again();
-    uint32_t start[2] = {0, 0}, page[2] = {0, 0}, before = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++)
-        if (i * QKC_WARP + lane < p.a.rows_max) {
-            start[i] = __ldcg(&p.a.plan.seqs[i * QKC_WARP + lane].start);
-            page[i] = __ldcg(&p.a.plan.seqs[i * QKC_WARP + lane].page_begin);
-        }
-    const uint32_t n_seqs = min(__ldcg(p.a.plan.counts + 1), p.a.rows_max);
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        const uint32_t seq = i * QKC_WARP + lane;
+    const uint32_t lane = threadIdx.x % QKC_WARP;
+    const uint32_t n_seqs = min(__ldcg(p.a.plan.counts + 1), QKC_SMALL_ROWS);
+    uint32_t before = 0;
+    for (uint32_t base = 0; base < QKC_SMALL_ROWS; base += QKC_WARP) {
+        const uint32_t seq = base + lane;
         uint32_t n = 0, n_keys = 0;
         if (seq < n_seqs) {
-            n_keys = start[i] + 1;
-            s.page[seq] = page[i];
+            n_keys = __ldcg(&p.a.plan.seqs[seq].start) + 1;
+            s.page[seq] = __ldcg(&p.a.plan.seqs[seq].page_begin);
             const uint32_t size = piece_keys(n_keys);
             n = (n_keys + size - 1) / size;
         }
@@ -247,7 +215,7 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
 template <int D>
 static __device__ void find_item(const decode_params &p, block_memory<D> &s, uint32_t index, item_info *to)
 {
-    const uint32_t lane = lane_again();
+    const uint32_t lane = threadIdx.x % QKC_WARP;
     const uint32_t piece = index / p.a.n_kv_heads;
     const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= piece)) +
                          __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= piece));
@@ -282,35 +250,6 @@ static __device__ __forceinline__ char *head_in_page(const decode_params &p, uin
     return page == 0 ? NULL : (char *)(uintptr_t)(page + p.layer_offset + head * p.a.layout.head_stride);
 }
 
-/* Asks pages of a kv head into the L2: those whose addresses the lanes from @first_lane on have in @at, up to the first
- * that is NULL. */
-template <int D, bool BULK>
-static __device__ __forceinline__ void prefetch_pages(
-    const decode_params &p, const char *at, uint32_t first_lane, uint32_t n_lanes)
-{
-    const uint32_t lane = lane_again(), stride = p.a.layout.token_stride;
-    if constexpr (BULK) {
-        if (at != NULL && lane - first_lane < n_lanes) {
-            const uint32_t bytes = (QK_PAGE_TOKENS - 1) * stride + 2 * D;
-            prefetch_l2_bulk(at, bytes);
-            prefetch_l2_bulk(at + p.a.layout.v_offset, bytes);
-        }
-    } else {
-        const uint32_t token = D == 128 ? lane / 2 : lane % 16;
-        const uint32_t offset = token * stride + (D == 128 ? lane % 2 * 128 : 0);
-#pragma unroll 1
-        for (uint32_t i = 0; i < n_lanes; i++) {
-            const char *page = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)at, first_lane + i);
-            if (page == NULL)
-                break;
-            if (D == 128 || lane < 16)
-                prefetch_l2(page + offset);
-            if (D == 128 || lane >= 16)
-                prefetch_l2(page + offset + p.a.layout.v_offset);
-        }
-    }
-}
-
 /* ---- The new token ------------------------------------------------------------------------------------------- */
 
 /* A lane's elements of half a head: D / 64 neighbours. */
@@ -336,27 +275,34 @@ static __device__ __forceinline__ void put_half(void *to, uint32_t lane, const f
         ((qkc_bf16 *)to)[lane] = __float2bfloat16_rn(x[0]);
 }
 
-/* One warp: normalises and rotates a head. */
+/* One warp: reads a head; with @norm it is normalised and rotated. A lane gets elements of the first half in @x and
+ * those D / 2 further in @y. All loads come before the first use of any. */
 template <int D>
-static __device__ __forceinline__ void turn_head(
-    head_values<D> &h, const float *norm, float eps, uint32_t lane)
+static __device__ __forceinline__ void get_head(float (&x)[D / 64], float (&y)[D / 64], const float *from,
+    const float *norm, const float *cos_sin, float eps, uint32_t lane)
 {
-    float norm_x[D / 64], norm_y[D / 64];
+    float norm_x[D / 64], norm_y[D / 64], cos_of[D / 64], sin_of[D / 64];
+    get_half<D>(x, from, lane);
+    get_half<D>(y, from + D / 2, lane);
+    if (norm == NULL)
+        return;
     get_half<D>(norm_x, norm, lane);
     get_half<D>(norm_y, norm + D / 2, lane);
+    get_half<D>(cos_of, cos_sin, lane);
+    get_half<D>(sin_of, cos_sin + D / 2, lane);
     float sum = 0;
 #pragma unroll
     for (int e = 0; e < D / 64; e++)
-        sum += h.x[e] * h.x[e] + h.y[e] * h.y[e];
+        sum += x[e] * x[e] + y[e] * y[e];
 #pragma unroll
     for (int d = 16; d > 0; d /= 2)
         sum += __shfl_xor_sync(ALL_LANES, sum, d);
     const float scale = 1.0f / sqrtf(sum / D + eps);
 #pragma unroll
     for (int e = 0; e < D / 64; e++) {
-        const float a = h.x[e] * scale * norm_x[e], b = h.y[e] * scale * norm_y[e];
-        h.x[e] = a * h.cos_of[e] - b * h.sin_of[e];
-        h.y[e] = b * h.cos_of[e] + a * h.sin_of[e];
+        const float a = x[e] * scale * norm_x[e], b = y[e] * scale * norm_y[e];
+        x[e] = a * cos_of[e] - b * sin_of[e];
+        y[e] = b * cos_of[e] + a * sin_of[e];
     }
 }
 
@@ -379,62 +325,33 @@ static __device__ void put_query(
     }
 }
 
-/* Heads that an item reads from the QKV product: its query heads and, when it has the new token, the new key and
- * value. */
-static __device__ __forceinline__ uint32_t heads_of(const decode_params &p, const item_info &it)
-{
-    return it.n_pages == 0 ? 0 : p.n_q + (it.n_tail > 0 ? 2 : 0);
-}
-
-/* One warp: asks for head @u of these. */
+/* All warps: the item's query heads into shared memory and, when it has the new token, the new key and value into
+ * shared memory and their page. */
 template <int D>
-static __device__ __forceinline__ void ask_head(
-    const decode_params &p, const item_info &it, uint32_t u, head_values<D> &h)
+static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, const item_info &it)
 {
-    const uint32_t lane = lane_again();
+    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
     const uint32_t q_dim = p.a.n_heads * D, kv_dim = p.a.n_kv_heads * D;
-    const float *from = p.a.qkv + (size_t)it.seq * (q_dim + 2 * kv_dim);
-    from += u < p.n_q ? (it.head * p.n_q + u) * D : q_dim + (u - p.n_q) * kv_dim + it.head * D;
+    const float *row = p.a.qkv + (size_t)it.seq * (q_dim + 2 * kv_dim);
     const float *cos_sin = p.a.plan.cos_sin + (size_t)it.seq * D;
-    get_half<D>(h.x, from, lane);
-    get_half<D>(h.y, from + D / 2, lane);
-    get_half<D>(h.cos_of, cos_sin, lane);
-    get_half<D>(h.sin_of, cos_sin + D / 2, lane);
-}
-
-/* One warp: query heads into shared memory, the new key and value into shared memory and their page. */
-template <int D>
-static __device__ __forceinline__ void put_head(
-    const decode_params &p, block_memory<D> &s, const item_info &it, uint32_t u, head_values<D> &h)
-{
-    const uint32_t lane = lane_again();
-    if (u < p.n_q) {
-        turn_head<D>(h, p.a.q_norm, p.a.eps, lane);
-        put_query<D>(s.q[u], 0, lane, h.x, p.q_scale);
-        put_query<D>(s.q[u], D / 2, lane, h.y, p.q_scale);
-        return;
-    }
-    const bool is_v = u > p.n_q;
-    char *to = head_in_page(p, page_address(p, it, it.n_pages - 1), it.head);
-    to += (is_v ? p.a.layout.v_offset : 0) + (size_t)(it.n_tail - 1) * p.a.layout.token_stride;
-    if (!is_v)
-        turn_head<D>(h, p.a.k_norm, p.a.eps, lane);
-    put_half<D>(s.new_kv[is_v], lane, h.x);
-    put_half<D>(s.new_kv[is_v] + D / 2, lane, h.y);
-    put_half<D>(to, lane, h.x);
-    put_half<D>(to + D, lane, h.y);
-}
-
-/* All warps: the item's heads; a warp's first is in @h or on its way. */
-template <int D>
-static __device__ __forceinline__ void put_heads(
-    const decode_params &p, block_memory<D> &s, const item_info &it, head_values<D> &h)
-{
-    const uint32_t n = heads_of(p, it);
-    for (uint32_t u = threadIdx.x / QKC_WARP; u < n; u += WARPS) {
-        if (u >= WARPS)
-            ask_head(p, it, u, h);
-        put_head(p, s, it, u, h);
+    const uint32_t n = p.n_q + (it.n_tail > 0 ? 2 : 0);
+    for (uint32_t u = warp; u < n; u += WARPS) {
+        float x[D / 64], y[D / 64];
+        if (u < p.n_q) {
+            get_head<D>(x, y, row + (it.head * p.n_q + u) * D, p.a.q_norm, cos_sin, p.a.eps, lane);
+            put_query<D>(s.q[u], 0, lane, x, p.q_scale);
+            put_query<D>(s.q[u], D / 2, lane, y, p.q_scale);
+            continue;
+        }
+        const bool is_v = u > p.n_q;
+        char *to = head_in_page(p, page_address(p, it, it.n_pages - 1), it.head);
+        to += (is_v ? p.a.layout.v_offset : 0) + (size_t)(it.n_tail - 1) * p.a.layout.token_stride;
+        get_head<D>(x, y, row + q_dim + (is_v ? kv_dim : 0) + it.head * D, is_v ? NULL : p.a.k_norm, cos_sin,
+            p.a.eps, lane);
+        put_half<D>(s.new_kv[is_v], lane, x);
+        put_half<D>(s.new_kv[is_v] + D / 2, lane, y);
+        put_half<D>(to, lane, x);
+        put_half<D>(to + D, lane, y);
     }
 }
 
@@ -577,11 +494,12 @@ static __device__ __forceinline__ void add_values(
 
 /* ---- An item ------------------------------------------------------------------------------------------------- */
 
-/* One warp's pages of @it. Its first page is in @r or on its way; on return that holds for its first page of @next, whose
- * address is s.next[]. FAR_LANE and those after it look p.ahead pages ahead. */
-template <int D, bool BULK>
+/* One warp's pages of @it. Its first page is in @r or on its way and @second is the address of its second; on return the
+ * former holds for its first page of @next, whose address is s.next[]. */
+template <int D>
 static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
-    const volatile item_info &it, const volatile item_info &next, page_registers<D> &r, warp_result<D> &w)
+    const volatile item_info &it, const volatile item_info &next, page_registers<D> &r, warp_result<D> &w,
+    uint64_t second)
 {
     const uint32_t warp = threadIdx.x / QKC_WARP;
     const volatile uint64_t *next_address = &s.next[warp];
@@ -599,7 +517,7 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         load_keys(p, r, page);
         load_values(p, r, page);
     }
-    uint64_t ahead = *(const volatile uint64_t *)&s.second[warp][lane_again() / FAR_LANE];
+    uint64_t ahead = second;
 #pragma unroll 1
     for (uint32_t i = warp; i < it.n_pages; i += WARPS) {
         const bool inside = i + WARPS < it.n_pages;
@@ -610,13 +528,11 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         __syncwarp(); /* here and below: also keeps the compiler from asking for a page before there is room */
         score(s, r, weight);
         __syncwarp();
-        const char *at = head_in_page(p, ahead, it.head);
-        const char *page = inside ? (const char *)__shfl_sync(ALL_LANES, (unsigned long long)at, 0)
-                                  : head_in_page(p, *next_address, next.head);
+        if (!inside)
+            ahead = *next_address;
+        const char *page = head_in_page(p, ahead, inside ? it.head : next.head);
         if (page != NULL)
             load_keys(p, r, page);
-        if (p.ahead > 0)
-            prefetch_pages<D, BULK>(p, at, FAR_LANE, 1);
         if (n_tail > 0)
             mask_scores(weight, n_tail);
         join(w, weight);
@@ -627,7 +543,7 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         __syncwarp();
         if (page != NULL)
             load_values(p, r, page);
-        ahead = page_address(p, it, i + WARPS * (lane_again() < FAR_LANE ? 2 : p.ahead + 1));
+        ahead = page_address(p, it, i + 2 * WARPS);
     }
 }
 
@@ -635,7 +551,7 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
 template <int D>
 static __device__ __forceinline__ void put_result(block_memory<D> &s, warp_result<D> &w, uint32_t n_q)
 {
-    const uint32_t lane = lane_again(), warp = threadIdx.x / QKC_WARP, g = lane / 4, t = lane % 4;
+    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP, g = lane / 4, t = lane % 4;
     w.sum += __shfl_xor_sync(ALL_LANES, w.sum, 1);
     w.sum += __shfl_xor_sync(ALL_LANES, w.sum, 2);
     if (t == 0 && g < n_q) {
@@ -695,39 +611,23 @@ static __device__ __forceinline__ void merge_warps(
 
 /* ---- The pieces of a sequence -------------------------------------------------------------------------------- */
 
-/* One thread, after a barrier that follows the block's last store of the item's part: counts the item in. Returns how
- * many of its sequence and kv head were before it. What these stored is then visible to the block, after a barrier. */
-static __device__ __forceinline__ uint32_t count_in(const decode_params &p, const item_info &it)
+/* One thread: counts the item in. True when the others of its sequence and kv head have been. */
+static __device__ __forceinline__ bool count_in(const decode_params &p, const item_info &it)
 {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(p.counters + it.seq * p.a.n_kv_heads + it.head), "r"(it.n_pieces - 1)
-                 : "memory");
-    return before;
+    return atomicInc(p.counters + it.seq * p.a.n_kv_heads + it.head, it.n_pieces - 1) == it.n_pieces - 1;
 }
 
 /* All warps, in the block that came last: the parts of the sequence, in position order. Each group of threads sums a
  * run of neighbouring parts; the groups' sums are added in order. */
 template <int D>
 static __device__ __forceinline__ void merge_parts(
-    const decode_params &p, block_memory<D> &s, uint32_t seq, uint32_t kv_head)
+    const decode_params &p, block_memory<D> &s, const item_info &it)
 {
-    const uint32_t lane = lane_again(), warp = threadIdx.x / QKC_WARP;
-    const uint32_t n = s.end[seq] - (seq > 0 ? s.end[seq - 1] : 0);
-    const uint32_t n_heads = p.a.n_heads, first_head = kv_head * p.n_q;
-    const float *parts = p.parts + seq * p.seq_floats + (size_t)first_head * D;
-    const float *lse =
-        p.parts + seq * p.seq_floats + ((size_t)QKC_ITEMS_A_SEQ * D * n_heads + first_head * QKC_ITEMS_A_SEQ);
-    const uint32_t n_columns = p.n_q * (D / 4), n_groups = min(THREADS / n_columns, WARPS);
-    const uint32_t a_group = (n + n_groups - 1) / n_groups, group = threadIdx.x / n_columns;
-    const uint32_t column = threadIdx.x % n_columns, head = column / (D / 4);
-    const uint32_t begin = min(group * a_group, n), end = group < n_groups ? min(begin + a_group, n) : begin;
-    float4 x[PARTS_A_TIME]; /* the first ones are asked for before the weights are */
-#pragma unroll
-    for (uint32_t j = 0; j < PARTS_A_TIME; j++)
-        if (begin + j < end)
-            x[j] = __ldcg((const float4 *)(parts + (size_t)(begin + j) * n_heads * D) + column);
+    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP, n = it.n_pieces;
+    const uint32_t n_heads = p.a.n_heads, first_head = it.head * p.n_q;
+    const float *parts = p.parts + it.seq * p.seq_floats + (size_t)first_head * D;
+    const float *lse = p.parts + it.seq * p.seq_floats +
+                       ((size_t)QKC_ITEMS_A_SEQ * D * n_heads + first_head * QKC_ITEMS_A_SEQ);
     if (warp < p.n_q) {
         const float a = lane < n ? __ldcg(lse + warp * QKC_ITEMS_A_SEQ + lane) : -INFINITY;
         const float b = lane + 32 < n ? __ldcg(lse + warp * QKC_ITEMS_A_SEQ + lane + 32) : -INFINITY;
@@ -745,24 +645,21 @@ static __device__ __forceinline__ void merge_parts(
     }
     __syncthreads();
 
+    const uint32_t n_columns = p.n_q * (D / 4), n_groups = min(THREADS / n_columns, WARPS);
+    const uint32_t a_group = (n + n_groups - 1) / n_groups, group = threadIdx.x / n_columns;
+    const uint32_t column = threadIdx.x % n_columns, head = column / (D / 4);
     float4 *sums = (float4 *)s.out; /* [n_groups, n_columns] */
     if (group < n_groups) {
+        const uint32_t begin = min(group * a_group, n), end = min(begin + a_group, n);
         float4 o = make_float4(0, 0, 0, 0);
-        for (uint32_t base = begin; base < end; base += PARTS_A_TIME) {
-#pragma unroll
-            for (uint32_t j = 0; j < PARTS_A_TIME; j++)
-                if (base > begin && base + j < end)
-                    x[j] = __ldcg((const float4 *)(parts + (size_t)(base + j) * n_heads * D) + column);
-#pragma unroll
-            for (uint32_t j = 0; j < PARTS_A_TIME; j++) {
-                if (base + j >= end)
-                    break;
-                const float scale = s.weight[head][base + j];
-                o.x += x[j].x * scale;
-                o.y += x[j].y * scale;
-                o.z += x[j].z * scale;
-                o.w += x[j].w * scale;
-            }
+#pragma unroll 8
+        for (uint32_t i = begin; i < end; i++) {
+            const float4 x = __ldcg((const float4 *)(parts + (size_t)i * n_heads * D) + column);
+            const float scale = s.weight[head][i];
+            o.x += x.x * scale;
+            o.y += x.y * scale;
+            o.z += x.z * scale;
+            o.w += x.w * scale;
         }
         sums[group * n_columns + column] = o;
     }
@@ -776,17 +673,24 @@ static __device__ __forceinline__ void merge_parts(
             o.z += x.z;
             o.w += x.w;
         }
-        __stcg((float4 *)(p.a.out + ((size_t)seq * n_heads + first_head) * D) + column, o);
+        __stcg((float4 *)(p.a.out + ((size_t)it.seq * n_heads + first_head) * D) + column, o);
     }
 }
 
-/* COUNTER: takes note of what is to be merged here, when the item that found @before others was the last. */
+/* All warps, after merge_warps(), for a sequence of several pieces. */
 template <int D>
-static __device__ __forceinline__ void note_merge(
-    const decode_params &p, block_memory<D> &s, const item_info &it, uint32_t before)
+static __device__ __forceinline__ void finish_piece(
+    const decode_params &p, block_memory<D> &s, const item_info &it)
 {
-    if (before == it.n_pieces - 1)
-        s.merge[s.n_merges++] = (uint16_t)(it.seq * p.a.n_kv_heads + it.head);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        s.is_last = count_in(p, it);
+    __syncthreads();
+    if (s.is_last) {
+        __threadfence();
+        merge_parts(p, s, it);
+    }
 }
 
 /* ---- The kernel ---------------------------------------------------------------------------------------------- */
@@ -816,112 +720,43 @@ template <int D> static __device__ void count_items(const decode_params &p, bloc
     }
 }
 
-/* Looks up pages of the warp, a lane each: from lane 0 on the first ones of @it, in FAR_LANE and the next what
- * attend_pages() is to know of @before, the item before it. */
-static __device__ __forceinline__ uint64_t look_up(
-    const decode_params &p, const item_info &before, const item_info &it)
-{
-    const uint32_t lane = lane_again(), warp = threadIdx.x / QKC_WARP;
-    if (lane < FAR_LANE)
-        return lane <= p.ahead ? page_address(p, it, warp + WARPS * lane) : 0;
-    return page_address(p, before, warp + WARPS * (lane == FAR_LANE ? 1 : p.ahead));
-}
-
-/* Keeps that, and asks for the first pages of @it. */
-template <int D, bool BULK>
-static __device__ __forceinline__ void look_ahead(
-    const decode_params &p, block_memory<D> &s, const item_info &it, uint64_t found)
-{
-    const uint32_t lane = lane_again(), warp = threadIdx.x / QKC_WARP;
-    if (lane == 0)
-        s.next[warp] = found;
-    if (lane - FAR_LANE < 2)
-        s.second[warp][lane - FAR_LANE] = found;
-    prefetch_pages<D, BULK>(p, head_in_page(p, found, it.head), 0, p.ahead);
-}
-
-/* The block's items, one after the other: the first one's heads are in shared memory, its first pages on their way into
- * @r. The barriers of item k: A, after which all results are in shared memory and item k + 2 is known; B, after which
- * they have been read and the heads of item k + 1 are there. An item is counted in while the next one's pages are
- * multiplied; sequences are merged when all is done, with the registers that pages had. */
-template <int D, bool BULK>
+/* The block's items, one after the other. The first pages of the first are on their way into @r. */
+template <int D>
 static __device__ __forceinline__ void attend_items(
-    const decode_params &p, block_memory<D> &s, page_registers<D> &r)
+    const decode_params &p, block_memory<D> &s, page_registers<D> &r, uint64_t second, uint32_t state)
 {
     const uint32_t warp = threadIdx.x / QKC_WARP;
-    uint32_t before = 0; /* COUNTER's: what it found when it counted item k - 1 in */
 #pragma unroll 1
-    for (uint32_t k = 0; s.item[k % 4].n_pages > 0; k++) {
-        const item_info &it = s.item[k % 4], &next = s.item[(k + 1) % 4], &then = s.item[(k + 2) % 4];
+    for (uint32_t k = 0; s.item[k % 3].n_pages > 0; k++) {
+        const item_info &it = s.item[k % 3], &next = s.item[(k + 1) % 3];
+        const uint64_t address = page_address(p, next, warp);
+        if (k > 0)
+            second = page_address(p, it, warp + WARPS);
+        ready_heads(p, s, it);
+        if (k == 0 && state != QK_OK) /* it may be changing: one thread's view is enough */
+            s.given_up = 1;
+        s.next[warp] = address;
+        __syncthreads();
+        if (s.given_up) {
+            if (warp == 0)
+                count_items(p, s);
+            return;
+        }
+        if (warp == 0) /* in the slot of item k - 1, which no warp looks at any more */
+            find_item(p, s, blockIdx.x + (k + 2) * gridDim.x, &s.item[(k + 2) % 3]);
+        __syncwarp();
         warp_result<D> w;
-        attend_pages<D, BULK>(p, s, it, next, r, w);
-        head_values<D> h;
-        if (warp < heads_of(p, next))
-            ask_head(p, next, warp, h);
+        attend_pages(p, s, it, next, r, w, second);
         if (warp < it.n_pages)
             put_result(s, w, p.n_q);
-        if (threadIdx.x == COUNTER && k > 0 && s.item[(k + 3) % 4].n_pieces > 1)
-            note_merge(p, s, s.item[(k + 3) % 4], before);
-        if (warp == WARPS - 1) /* in the slot of item k - 2 */
-            find_item(p, s, blockIdx.x + (k + 2) * gridDim.x, &s.item[(k + 2) % 4]);
-        __syncthreads(); /* A */
-        const uint64_t found = look_up(p, next, then);
+        __syncthreads();
         merge_warps(p, s, it);
-        put_heads(p, s, next, h);
-        look_ahead<D, BULK>(p, s, then, found);
-        __syncthreads(); /* B */
-        if (threadIdx.x == COUNTER && it.n_pieces > 1) {
-            before = count_in(p, it);
-            if (next.n_pages == 0)
-                note_merge(p, s, it, before);
-        }
-    }
-    __syncthreads();
-    for (uint32_t i = 0; i < s.n_merges; i++) {
-        merge_parts(p, s, s.merge[i] / p.a.n_kv_heads, s.merge[i] % p.a.n_kv_heads);
-        __syncthreads(); /* s.out and s.weight are free again */
+        if (it.n_pieces > 1)
+            finish_piece(p, s, it);
     }
 }
 
-/* All warps: the list, the block's first two items, and the wish for their pages. */
-template <int D, bool BULK>
-static __device__ __forceinline__ void begin_items(
-    const decode_params &p, block_memory<D> &s, page_registers<D> &r)
-{
-    const uint32_t warp = threadIdx.x / QKC_WARP;
-    const item_info &it = s.item[0];
-    if (threadIdx.x == 0)
-        s.given_up = s.n_merges = 0;
-    if (warp == 0) {
-        list_pieces(p, s);
-        __syncwarp();
-        find_item(p, s, blockIdx.x, &s.item[0]);
-    }
-    __syncthreads();
-    const uint64_t found = look_up(p, it, it), first = __shfl_sync(ALL_LANES, found, 0);
-    if (first != 0) {
-        load_keys(p, r, head_in_page(p, first, it.head));
-        load_values(p, r, head_in_page(p, first, it.head));
-        hint_item<D>(p, it);
-        if (p.ahead > 1)
-            prefetch_pages<D, BULK>(p, head_in_page(p, found, it.head), 1, p.ahead - 1);
-    }
-    if (warp == 0)
-        find_item(p, s, blockIdx.x + gridDim.x, &s.item[1]);
-    __syncthreads();
-    look_ahead<D, BULK>(p, s, s.item[1], look_up(p, it, s.item[1]));
-}
-
-/* This block's share of the next kernel's weights. They are constant: no wait is needed. */
-static __device__ void prefetch_next(const decode_params &p)
-{
-    const char *next = (const char *)p.a.next;
-    const size_t n_lines = p.a.next_bytes / 128;
-    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n_lines; i += (size_t)gridDim.x * THREADS)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(next + i * 128));
-}
-
-template <int D, bool BULK>
+template <int D>
 __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __grid_constant__ decode_params p)
 {
     __shared__ block_memory<D> s;
@@ -935,10 +770,24 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
         ((uint4 *)s.q)[i] = make_uint4(0, 0, 0, 0);
     if (!p.early)
         qkc_pdl_wait();
+    if (threadIdx.x == 0)
+        s.given_up = 0;
+    if (warp == 0) {
+        list_pieces(p, s);
+        __syncwarp();
+        find_item(p, s, blockIdx.x, &s.item[0]);
+        find_item(p, s, blockIdx.x + gridDim.x, &s.item[1]);
+    }
+    __syncthreads();
+
     page_registers<D> r;
-    begin_items<D, BULK>(p, s, r);
-    if (s.item[0].n_pages == 0)
-        prefetch_next(p);
+    const uint64_t first = page_address(p, s.item[0], warp),
+                   second = page_address(p, s.item[0], warp + WARPS);
+    if (first != 0) {
+        hint_item<D>(p, s.item[0]);
+        load_keys(p, r, head_in_page(p, first, s.item[0].head));
+        load_values(p, r, head_in_page(p, first, s.item[0].head));
+    }
     /* No trigger: the next kernel's blocks would be placed while this one's fill some SMs, two and more to an SM, and its
      * work then runs on a part of them (an H200 took 4.0 instead of 3.2 ms a token at 8K keys). */
     if (p.early)
@@ -947,21 +796,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
         atomicCAS(p.a.plan.state, (uint32_t)QK_OK, (uint32_t)QK_CANCELLED);
     if (s.item[0].n_pages == 0)
         return;
-
-    const uint32_t state = __ldcg(p.a.plan.state);
-    head_values<D> h;
-    if (warp < heads_of(p, s.item[0]))
-        ask_head(p, s.item[0], warp, h);
-    put_heads(p, s, s.item[0], h);
-    if (state != QK_OK) /* it may be changing: one thread's view is enough */
-        s.given_up = 1;
-    __syncthreads();
-    if (s.given_up) {
-        if (warp == 0)
-            count_items(p, s);
-        return;
-    }
-    attend_items<D, BULK>(p, s, r);
+    attend_items(p, s, r, second, __ldcg(p.a.plan.state));
 }
 
 /* ---- Host ---------------------------------------------------------------------------------------------------- */
@@ -982,28 +817,11 @@ cudaError_t qkc_attend_decode_init(void)
     return cudaSuccess; /* static shared memory alone */
 }
 
-qkc_decode_tuning qkc_decode_default(const qkc_launch *launch)
-{
-    qkc_decode_tuning t = {};
-    t.ahead = 2;
-    t.per_sm = BLOCKS_A_SM;
-    t.bulk = launch->hopper;
-    return t;
-}
-
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args)
-{
-    const qkc_decode_tuning tuning = qkc_decode_default(launch);
-    return qkc_attend_decode_tuned(launch, args, &tuning);
-}
-
-cudaError_t qkc_attend_decode_tuned(
-    const qkc_launch *launch, const qkc_attend_decode_args *args, const qkc_decode_tuning *tuning)
 {
     const uint32_t n_kv_heads = args->n_kv_heads, n_q = n_kv_heads > 0 ? args->n_heads / n_kv_heads : 0;
     if (n_q < 1 || n_q > HEADS || n_q * n_kv_heads != args->n_heads || args->layout.dtype != QK_BF16 ||
-        args->rows_max < 1 || args->rows_max > QKC_SMALL_ROWS || tuning->ahead > QKC_DECODE_AHEAD_MAX ||
-        tuning->per_sm < 1 || tuning->per_sm > BLOCKS_A_SM || args->rows_max * n_kv_heads > MERGES_MAX)
+        args->rows_max < 1 || args->rows_max > QKC_SMALL_ROWS)
         return cudaErrorInvalidValue;
     decode_params p = {};
     p.a = *args;
@@ -1014,17 +832,13 @@ cudaError_t qkc_attend_decode_tuned(
     p.seq_floats = seq_floats(args->n_heads, args->head_dim);
     p.q_scale = (float)(LOG2_E / sqrt((double)args->head_dim));
     p.early = launch->pdl && args->layer > 0;
-    p.ahead = tuning->ahead;
 
     const uint32_t n_items_max = args->rows_max * n_kv_heads * QKC_ITEMS_A_SEQ;
-    const uint32_t n_resident = tuning->per_sm * (uint32_t)launch->n_sms;
+    const uint32_t n_resident = BLOCKS_A_SM * (uint32_t)launch->n_sms;
     const dim3 grid(n_items_max < n_resident ? n_items_max : n_resident);
-    const bool bulk = tuning->bulk && launch->hopper;
     if (args->head_dim == 128)
-        return qkc_start(
-            launch, bulk ? attend_decode<128, true> : attend_decode<128, false>, grid, dim3(THREADS), 0, p);
+        return qkc_start(launch, attend_decode<128>, grid, dim3(THREADS), 0, p);
     if (args->head_dim == 64)
-        return qkc_start(
-            launch, bulk ? attend_decode<64, true> : attend_decode<64, false>, grid, dim3(THREADS), 0, p);
+        return qkc_start(launch, attend_decode<64>, grid, dim3(THREADS), 0, p);
     return cudaErrorInvalidValue;
 }

@@ -268,12 +268,6 @@ static bool small_rest(way *w, const small_rows *r)
     qkc_linear_args down = linear_args(w, r);
     down.w = layer->down, down.x = w->ctx->small_act, down.y = r->x;
     down.n_out = hidden, down.n_in = ffn, down.then = QKC_ADD;
-    o.next = layer->gate_up, o.next_bytes = (size_t)2 * ffn * hidden * sizeof(qkc_bf16);
-    up.next = layer->down, up.next_bytes = (size_t)ffn * hidden * sizeof(qkc_bf16);
-    if (is_last(w))
-        down.next = w->model->lm_head, down.next_bytes = (size_t)w->shape->vocab * hidden * sizeof(qkc_bf16);
-    else
-        down.next = layer[1].qkv, down.next_bytes = (size_t)w->ctx->qkv_dim * hidden * sizeof(qkc_bf16);
     return ok(w, "O", qkc_linear(w->launch, &o)) && ok(w, "gate and up", qkc_linear(w->launch, &up)) &&
            ok(w, "down", qkc_linear(w->launch, &down));
 }
@@ -320,8 +314,6 @@ static bool attend_decode(way *w)
     a.plan = w->ctx->plan;
     a.workspace = w->ctx->decode_workspace;
     a.cancel = w->step->cancel;
-    a.next = layer->o;
-    a.next_bytes = (size_t)w->shape->hidden * w->ctx->q_dim * sizeof(qkc_bf16);
     return ok(w, "attention", qkc_attend_decode(w->launch, &a));
 }
 

@@ -203,10 +203,6 @@ typedef struct {
     bool
         gather; /* row i of the work is x row outputs[i].row and y row i; their number is n_outputs, not n_rows */
     qkc_plan plan;
-    const void *
-        next; /* the next product's weights, or NULL: one row asks their beginning into the level 2 cache at its */
-    size_t
-        next_bytes; /* end, where no programmatic launch does better: the memory is else idle between two kernels */
 } qkc_linear_args;
 cudaError_t qkc_linear(const qkc_launch *launch, const qkc_linear_args *args);
 
@@ -235,9 +231,6 @@ typedef struct {
         workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
                         qkc_attend_decode_bytes(0, ...), the rest may be overwritten between launches */
     const volatile uint32_t *cancel; /* latched into plan.state when not NULL */
-    const void *
-        next; /* the next kernel's weights, or NULL: blocks without work ask them into the level 2 cache, for the */
-    size_t next_bytes; /* memory is idle during the attention of short contexts */
 } qkc_attend_decode_args;
 size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args);

@@ -26,9 +26,7 @@
 #define GEMV_UNIT_CHUNKS (GEMV_UNIT / 8) /* 16-byte chunks */
 #define GEMV_SUMS_MAX    8192u           /* unit sums of a block: 32 KiB of shared memory */
 #define GEMV_DEPTH_MAX   6u
-#define GEMV_NEXT_BYTES                                                                                      \
-    (12u << 20) /* about what the memory gives while a kernel ends and the next one begins */
-#define GEMV_TALL 65536u
+#define GEMV_TALL        65536u
 
 typedef struct {
     const qkc_bf16 *w;
@@ -44,8 +42,6 @@ typedef struct {
     uint32_t sums_at;
     qkc_then then;
     bool early;
-    const char *next;
-    uint32_t next_lines; /* of 128 bytes */
 } gemv_params;
 
 /* ---- Bulk copies (sm_90) ------------------------------------------------------------------------------------- */
@@ -205,14 +201,6 @@ static __device__ __forceinline__ float row_sum(const float *sums, uint32_t row,
     return s;
 }
 
-/* When a warp has asked for its last weights: its share of the next kernel's first ones. */
-static __device__ __forceinline__ void prefetch_next(const gemv_params &p)
-{
-    for (uint32_t i = blockIdx.x * GEMV_THREADS + threadIdx.x; i < p.next_lines;
-         i += gridDim.x * GEMV_THREADS)
-        linear_prefetch_l2(p.next + (size_t)i * 128);
-}
-
 template <uint32_t DEPTH, bool BULK> __global__ void __launch_bounds__(GEMV_THREADS, 2) gemv(gemv_params p)
 {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -284,7 +272,6 @@ template <uint32_t DEPTH, bool BULK> __global__ void __launch_bounds__(GEMV_THRE
         ask<BULK>(p, &at, first, n, n_rows, from, barrier, policy);
         if (!triggered && at.row >= n_rows) {
             qkc_pdl_trigger();
-            prefetch_next(p);
             triggered = true;
         }
         const uint32_t c = unit * GEMV_UNIT_CHUNKS + lane;
@@ -424,10 +411,6 @@ static cudaError_t gemv_start(const qkc_launch *launch, const qkc_linear_args *a
     if (!launch->pdl)
         p.ahead = 0;
     p.early = tuning->early;
-    if (!launch->pdl && args->next != NULL) {
-        p.next = (const char *)args->next;
-        p.next_lines = (uint32_t)(min(args->next_bytes, (size_t)GEMV_NEXT_BYTES) / 128);
-    }
     p.ring_at = p.units * GEMV_UNIT * sizeof(float);
     p.sums_at = p.ring_at + GEMV_WARPS * shape->depth * GEMV_UNIT * 2;
     gemv_fn fn = gemv_pick(shape->depth, tuning->bulk && launch->hopper);
