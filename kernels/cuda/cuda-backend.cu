@@ -15,6 +15,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#define REOPEN_TRIES    20
+#define REOPEN_PAUSE_US 100000
 
 static qkc_backend *backend_from(qk_backend *backend)
 {
@@ -527,6 +531,12 @@ qk_status qkc_open(const qk_backend_options *options, qk_backend **out, char *er
     self->head.ops = &qk_cuda_ops;
     self->device = device;
     cudaError_t code = start(self, portable);
+    /* After a loss the driver needs a moment to clear the card's channels. */
+    for (int i = 0; i < REOPEN_TRIES && code == cudaErrorDevicesUnavailable; i++) {
+        cudaGetLastError();
+        usleep(REOPEN_PAUSE_US);
+        code = start(self, portable);
+    }
     if (code != cudaSuccess)
         return give_up(self, code, error, error_size);
     if (hopper && !self->hopper) {

@@ -266,7 +266,7 @@ def bench_is_json():
 
 @test
 def bench_of_more_than_depths():
-    d = json.loads(ok("bench", "--json", "--prompt", "8", "--gen", "8", "--repeats", "1", "--cold", "5,40", "--e2e", "6",
+    d = json.loads(ok("bench", "--json", "--prompt", "8", "--gen", "96", "--repeats", "1", "--cold", "5,40", "--e2e", "6",
                       "--temperature", "0.7", "--top-p", "0.9", "--batch", "2,3", "--batch-depth", "20", "--reload",
                       "--step-rows", "32"))
     assert [c["n"] for c in d["cold"]] == [5, 40] and all(c["ttft_ms"] > 0 for c in d["cold"])

@@ -829,8 +829,9 @@ static void test_memory(runner *t)
     qk_backend_info before, after;
     uint64_t seed = 4;
     sequence q;
-    if (subject.self) {
-        tap_skip("device memory: the CPU backend stands in for it");
+    if (subject.self || subject.small) {
+        tap_skip("device memory: %s", subject.self ? "the CPU backend stands in for it"
+                                                   : "sanitizers and other programs take of it meanwhile");
         return;
     }
     shuffle_pages(t, 14);
@@ -850,7 +851,10 @@ static void test_memory(runner *t)
     token_of(&t->r, 0, 0);
     token_of(&t->r, 1, 0);
     qk_backend_get_info(t->r.backend, &after);
-    tap_ok(before.memory_free == after.memory_free && before.memory_process == after.memory_process,
+    /* Where the driver tells the process's own share, others may come and go beside it. */
+    const bool steady = before.memory_process > 0 ? before.memory_process == after.memory_process
+                                                  : before.memory_free == after.memory_free;
+    tap_ok(steady,
         "%s: %u steps: free device memory went from %llu to %llu bytes, the process's share from %llu to "
         "%llu",
         subject.name, n_steps, (unsigned long long)before.memory_free, (unsigned long long)after.memory_free,
