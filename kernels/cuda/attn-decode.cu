@@ -715,8 +715,10 @@ template <int D> static __device__ void count_items(const decode_params &p, bloc
     item_info *it = &s.item[0];
     for (uint32_t index = blockIdx.x; index < s.n_pieces * p.a.n_kv_heads; index += gridDim.x) {
         find_item(p, s, index, it);
+        __syncwarp();
         if (threadIdx.x == 0 && it->n_pieces > 1)
             count_in(p, *it);
+        __syncwarp();
     }
 }
 

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define REOPEN_TRIES    20
+#define REOPEN_TRIES    5
 #define REOPEN_PAUSE_US 100000
 
 static qkc_backend *backend_from(qk_backend *backend)
@@ -536,6 +536,15 @@ qk_status qkc_open(const qk_backend_options *options, qk_backend **out, char *er
         cudaGetLastError();
         usleep(REOPEN_PAUSE_US);
         code = start(self, portable);
+    }
+    if (code == cudaErrorDevicesUnavailable && qkc_device_was_lost(device)) {
+        /* Seen with a kernel that traps on an H200, driver 580: a process does not get the card back. */
+        snprintf(error, error_size,
+            "cuda: %s was lost and does not open again for this run of the program; restart Quire to use it",
+            self->name);
+        cudaGetLastError();
+        close_backend((qk_backend *)self);
+        return QK_UNSUPPORTED;
     }
     if (code != cudaSuccess)
         return give_up(self, code, error, error_size);

@@ -69,6 +69,7 @@ bool qkc_device_enter(int device);
 void qkc_device_leave(int device);
 void qkc_device_set_lost(int device, cudaError_t code);
 cudaError_t qkc_device_lost(int device); /* any thread; cudaSuccess: not lost */
+bool qkc_device_was_lost(int device);    /* any thread; at some time in this process */
 unsigned qkc_device_n_open(int device);
 
 /* ---- Reasons (cuda-reason.cu) -------------------------------------------------------------------------------- */

