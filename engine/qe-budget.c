@@ -134,6 +134,19 @@ static const qe_device_desc *choose_device(const GPtrArray *devices, const char 
     return *problem ? NULL : best;
 }
 
+/* The last line of a plan: the cache, or why there is none. */
+static void plan_cache(qe_memory_plan *plan, const qe_budget *budget)
+{
+    uint32_t n_pages = 0;
+    g_autoptr(GError) error = NULL;
+    if (qe_budget_pages(budget, &n_pages, &error)) {
+        plan->kv = n_pages * budget->page_bytes;
+        plan->kv_tokens = (uint64_t)n_pages * QK_PAGE_TOKENS;
+    } else {
+        plan->problem = g_strdup(error->message);
+    }
+}
+
 static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const qe_config *config)
 {
     g_autoptr(GPtrArray) devices = qe_list_devices();
@@ -169,14 +182,7 @@ static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const 
         .workspace = plan->workspace,
         .reserve = plan->reserve,
     };
-    uint32_t n_pages = 0;
-    g_autoptr(GError) error = NULL;
-    if (qe_budget_pages(&budget, &n_pages, &error)) {
-        plan->kv = n_pages * budget.page_bytes;
-        plan->kv_tokens = (uint64_t)n_pages * QK_PAGE_TOKENS;
-    } else {
-        plan->problem = g_strdup(error->message);
-    }
+    plan_cache(plan, &budget);
 }
 
 static void plan_host(qe_memory_plan *plan, const qe_engine_options *o, const qe_config *config)
@@ -189,15 +195,8 @@ static void plan_host(qe_memory_plan *plan, const qe_engine_options *o, const qe
         &shape, o->kv_class, o->step_rows_max ? o->step_rows_max : QE_STEP_ROWS_DEFAULT, &params);
     qe_budget budget = {
         .page_bytes = params.layout.page_bytes, .context_max = context_max, .kv_wanted = o->kv_bytes_max};
-    uint32_t n_pages = 0;
-    g_autoptr(GError) error = NULL;
     plan->memory_total = physical_memory();
-    if (qe_budget_pages(&budget, &n_pages, &error)) {
-        plan->kv = n_pages * budget.page_bytes;
-        plan->kv_tokens = (uint64_t)n_pages * QK_PAGE_TOKENS;
-    } else {
-        plan->problem = g_strdup(error->message);
-    }
+    plan_cache(plan, &budget);
 }
 
 qe_memory_plan *qe_plan_memory(const qe_engine_options *options, const char *dir, GError **error)

@@ -15,10 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-#define REOPEN_TRIES    5
-#define REOPEN_PAUSE_US 100000
 
 static qkc_backend *backend_from(qk_backend *backend)
 {
@@ -531,12 +527,6 @@ qk_status qkc_open(const qk_backend_options *options, qk_backend **out, char *er
     self->head.ops = &qk_cuda_ops;
     self->device = device;
     cudaError_t code = start(self, portable);
-    /* After a loss the driver needs a moment to clear the card's channels. */
-    for (int i = 0; i < REOPEN_TRIES && code == cudaErrorDevicesUnavailable; i++) {
-        cudaGetLastError();
-        usleep(REOPEN_PAUSE_US);
-        code = start(self, portable);
-    }
     if (code == cudaErrorDevicesUnavailable && qkc_device_was_lost(device)) {
         /* Seen with a kernel that traps on an H200, driver 580: a process does not get the card back. */
         snprintf(error, error_size,
