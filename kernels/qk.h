@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-#define QK_ABI_VERSION 2u
+#define QK_ABI_VERSION 3u
 #define QK_PAGE_TOKENS 16u  /* tokens in a KV page */
 #define QK_SPAN_TOKENS 256u /* attention is cut at multiples of this: 16 pages */
 #define QK_NO_SLOT     UINT32_MAX
@@ -49,7 +49,7 @@ typedef enum {
     QK_DEVICE_LOST,
 } qk_status;
 
-typedef enum { QK_F32 = 0, QK_BF16 = 1, QK_I8 = 2 } qk_dtype; /* QK_I8: reserved for a later KV page class */
+typedef enum { QK_F32 = 0, QK_BF16 = 1, QK_I8 = 2 } qk_dtype; /* QK_I8: KV pages only, see qk_kv_layout */
 
 typedef struct qk_backend qk_backend;
 typedef struct qk_model qk_model;     /* weights as the device uses them */
@@ -137,6 +137,19 @@ typedef struct {
 qk_status qk_buffer_new(qk_backend *backend, qk_memory memory, uint64_t bytes, qk_buffer **out);
 void qk_buffer_free(qk_buffer *buffer); /* NULL is fine; no work that touches it may be in flight */
 
+/* Host memory of the caller's own (a mapping that outlives a lost device): [@host, @host + @bytes), both multiples of
+ * 4096. Registering makes the device read it, and copy to and from it, at full speed; it takes its time (about 0.1 s
+ * for 256 MiB) and may be done on any thread, beside calls of the backend's thread, while the backend is open.
+ * QK_NO_MEMORY or QK_UNSUPPORTED when the system refuses to pin so much: @error (@error_size bytes, one line) says why,
+ * and the memory works unregistered. The caller unregisters before it unmaps, and before the backend is freed; after a
+ * loss that only forgets. */
+qk_status qk_host_register(qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size);
+void qk_host_unregister(qk_backend *backend, void *host); /* any thread; what is not registered is ignored */
+/* A QK_MEMORY_HOST buffer over such memory, not owning it. Registered memory has a device-visible address; else address
+ * is 0 on a device with memory of its own: copies work (slower, and the call may wait for them), kernels cannot read it.
+ * Engine thread. */
+qk_status qk_buffer_wrap(qk_backend *backend, void *host, uint64_t bytes, qk_buffer **out);
+
 /* Work on one stream is ordered; streams are ordered among each other only by events. Steps run on COMPUTE. */
 typedef enum {
     QK_STREAM_COMPUTE = 0,
@@ -214,14 +227,23 @@ void qk_model_free(qk_model *model);
 
 /* Where element d of token t of a layer's kv head lies inside a page (bytes from the page's base address):
  *   layer * layer_stride + head * head_stride + (V ? v_offset : 0) + t * token_stride + d * sizeof(dtype).
- * Kernels use the strides and assume nothing else. K is stored after k-norm and RoPE. */
+ * Kernels use the strides and assume nothing else. K is stored after k-norm and RoPE.
+ *
+ * QK_I8: a vector x of head_dim values (a token's K or V of one head) is stored as int8 q[d] with one fp16 scale s:
+ *   s = fp16(max |x| / 127), rounded to nearest even, at least the smallest normal fp16 (2^-14) when any x[d] != 0 and 0
+ *   otherwise; q[d] = clamp(round to nearest even(x[d] / s), -127, 127), 0 when s = 0; division in float32.
+ * The value is q[d] * s in float32. Token t's scale is the fp16 at scale_offset + 2 t from the head's K or V (so K scales
+ * at head * head_stride + scale_offset, V scales at the same plus v_offset). It is quantised once, when the token is
+ * appended, so that an answer never depends on when a page moved. */
 typedef struct {
-    qk_dtype dtype; /* the pool's page class: QK_F32 (reference tests), QK_BF16 */
+    qk_dtype dtype; /* the page class: QK_F32 (reference tests), QK_BF16, QK_I8 */
     uint32_t token_stride;
     uint64_t v_offset, head_stride, layer_stride, page_bytes;
+    uint64_t scale_offset; /* QK_I8; else 0 */
 } qk_kv_layout;
 
-/* Page-major: [layer][kv_head][K|V][token][dim], one page contiguous over all layers, so a tier moves it in one copy. */
+/* Page-major: [layer][kv_head][K|V][token][dim], for QK_I8 each K and V followed by its 16 scales; one page contiguous over
+ * all layers, so a tier moves it in one copy. page_bytes is a multiple of 64. */
 void qk_kv_layout_page_major(const qk_shape *shape, qk_dtype dtype, qk_kv_layout *out);
 
 /* ---- Outside partial: attention computed elsewhere, merged here ---------------------------------------------- */
@@ -233,6 +255,7 @@ typedef struct {
 } qk_partial_item;
 
 typedef struct {
+    const struct qk_plan *plan; /* the step's own: its host_pages say where the pages are */
     uint32_t layer;
     uint32_t n_items;
     const qk_partial_item *items; /* by row, then by span */
@@ -244,6 +267,15 @@ typedef struct {
 /* Called once a layer, after the layer's QKV and before its output projection, for plans with pages at address 0.
  * On a backend thread, while the backend computes its own spans. Must not call the backend. */
 typedef qk_status (*qk_partial_fn)(void *user, const qk_partial_args *args);
+
+/* A partial function ready to use: threads of its own that attend to host pages in place, with the CPU backend's
+ * arithmetic. qk_host_attend(attender, args) is a qk_partial_fn; a plan's outside pages need their host_pages entry.
+ * @layouts: copied, the context's by kv_class (one or two). @isa: NULL for the best; @n_threads: 0 for all cores. */
+typedef struct qk_host_attender qk_host_attender;
+qk_status qk_host_attender_new(const char *isa, uint32_t n_threads, const qk_shape *shape,
+    const qk_kv_layout *layouts, uint32_t n_layouts, qk_host_attender **out);
+void qk_host_attender_free(qk_host_attender *attender); /* NULL is fine; no call may run */
+qk_status qk_host_attend(void *attender, const qk_partial_args *args);
 
 /* One span of one row over pages in host memory, with the CPU backend's arithmetic (bit-identical to it when @isa is
  * the backend's). For implementing a qk_partial_fn. @pages: [QK_SPAN_TOKENS / QK_PAGE_TOKENS] host base addresses;
@@ -292,13 +324,30 @@ typedef struct {
     uint32_t reserved;
 } qk_seq;
 
-typedef struct {
+/* Bit 0 of a page's address in a plan: the page lies in host memory (registered, so device-visible). Never set for a page
+ * that the step writes. Backends whose memory is host memory ignore it. Otherwise: in steps where every sequence has one
+ * row, kernels read such pages as the plan's host_path says; in all other steps they are copied, layer by layer and ahead
+ * of the attention, to a ring of context_params.ring_bytes on the device (0: QK_UNSUPPORTED), each page once a layer.
+ * Where attention is cut does not depend on it: the bits are those of the same pages in device memory. */
+#define QK_PAGE_HOST 1u
+
+typedef enum {
+    QK_HOST_READ = 0,   /* in place, over the bus */
+    QK_HOST_STREAM = 1, /* through the ring */
+} qk_host_path;
+
+typedef struct qk_plan {
     uint32_t n_rows, n_seqs, n_pages, n_outputs;
-    int32_t *tokens; /* [rows_max]: >= 0 a token id; ~slot (negative) the token in that slot */
-    qk_seq *seqs;    /* [seqs_max] */
+    uint32_t kv_class;  /* 0: all pages have params.layout; 1: params.layout_1 */
+    uint32_t host_path; /* qk_host_path */
+    int32_t *tokens;    /* [rows_max]: >= 0 a token id; ~slot (negative) the token in that slot */
+    qk_seq *seqs;       /* [seqs_max] */
     uint64_t
-        *pages; /* [pages_max]: device-visible base address of each page. 0: outside (whole spans only, never
-                           the pages that this step writes; needs a partial function) */
+        *pages; /* [pages_max]: device-visible base address of each page, and QK_PAGE_HOST. 0: outside (whole
+                           spans only, never the pages that this step writes; needs a partial function) */
+    const void *
+        *host_pages; /* [pages_max] where partial_max > 0, else NULL: of outside pages, where the host reads
+                        them. For the partial function; the backend does not look at it */
     qk_output *outputs; /* [outputs_max], ascending rows */
 } qk_plan;
 
@@ -329,7 +378,10 @@ typedef struct {
     uint32_t partial_max; /* items of one plan; 0: no outside partial */
     qk_partial_fn partial;
     void *partial_user;
-    qk_kv_layout layout;
+    uint64_t
+        ring_bytes; /* device memory through which host pages are streamed; 0: none (host devices need none) */
+    qk_kv_layout layout;   /* of plans with kv_class 0 */
+    qk_kv_layout layout_1; /* of plans with kv_class 1; page_bytes 0: there are none */
 } qk_context_params;
 
 typedef struct {
