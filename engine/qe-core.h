@@ -92,7 +92,11 @@ void qe_core_unload(qe_core *core);
 /* After a loss: opens and loads again; sessions keep ids and turns. */
 bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError **error);
 
-void qe_core_open(qe_core *core, qe_session_id id);
+/* @cache: checked. @disk_key may be NULL. */
+void qe_core_open(qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key);
+/* Another mode for the turns to come; no request runs. */
+void qe_core_set_cache(qe_core *core, qe_session_id id, const qe_cache_config *cache);
+void qe_core_prefetch(qe_core *core, qe_session_id id);
 void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent, uint32_t keep_messages);
 void qe_core_close(qe_core *core, qe_session_id id);
 /* @request: consumed. Prepares the prompt on its session and queues it. */

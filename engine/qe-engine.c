@@ -146,6 +146,20 @@ static void session_idle(void *user, qe_session_id id)
     qe_mutex_unlock(&self->lock);
 }
 
+static qe_command *command_new(qe_command_kind kind)
+{
+    qe_command *command = g_new0(qe_command, 1);
+    command->kind = kind;
+    return command;
+}
+
+static void command_free(qe_command *command)
+{
+    g_free(command->dir);
+    g_free(command->disk_key);
+    g_free(command);
+}
+
 static void run_command(qe_engine *self, qe_command *command)
 {
     bool load = command->kind == QE_COMMAND_LOAD || command->kind == QE_COMMAND_RECOVER;
@@ -165,7 +179,7 @@ static void run_command(qe_engine *self, qe_command *command)
         run_recover(self);
         break;
     case QE_COMMAND_OPEN:
-        qe_core_open(&self->core, command->session);
+        qe_core_open(&self->core, command->session, &command->cache, command->disk_key);
         break;
     case QE_COMMAND_FORK:
         qe_core_fork(&self->core, command->session, command->parent, command->keep_messages);
@@ -176,12 +190,17 @@ static void run_command(qe_engine *self, qe_command *command)
     case QE_COMMAND_SET_KV:
         qe_core_set_kv_bytes(&self->core, command->kv_bytes);
         break;
+    case QE_COMMAND_SET_CACHE:
+        qe_core_set_cache(&self->core, command->session, &command->cache);
+        break;
+    case QE_COMMAND_PREFETCH:
+        qe_core_prefetch(&self->core, command->session);
+        break;
     case QE_COMMAND_GENERATE:
         qe_core_generate(&self->core, command->request);
         break;
     }
-    g_free(command->dir);
-    g_free(command);
+    command_free(command);
 }
 
 /* The core found the device gone: the state says so until a recovery or another load. */
@@ -227,8 +246,7 @@ static void *engine_thread(void *user)
             qe_outbox_finish(request->outbox, QE_FINISH_CANCELLED, &request->receipt, NULL);
             qe_request_unref(request);
         }
-        g_free(c->dir);
-        g_free(c);
+        command_free(c);
     }
     qe_core_clear(&self->core);
     return NULL;
@@ -324,20 +342,11 @@ void qe_engine_free(qe_engine *self)
     g_free(self);
 }
 
-static qe_command *command_new(qe_command_kind kind)
-{
-    qe_command *command = g_new0(qe_command, 1);
-    command->kind = kind;
-    return command;
-}
-
 /* Posts what must not fail: forced past the bound; only a closing engine refuses, and then nobody waits for it. */
 static void post(qe_engine *self, qe_command *command)
 {
-    if (!qe_queue_push(self->queue, command, true, NULL)) {
-        g_free(command->dir);
-        g_free(command);
-    }
+    if (!qe_queue_push(self->queue, command, true, NULL))
+        command_free(command);
 }
 
 /* The model of now goes: nothing of it is shown any more, its sessions end, @command says what comes instead. */
@@ -487,18 +496,70 @@ static qe_session_id add_session(qe_engine *self, qe_command *command, GError **
             return entry->id;
         }
     }
-    g_free(command);
+    command_free(command);
     return 0;
 }
 
 qe_session_id qe_engine_open_session(qe_engine *self, GError **error)
 {
+    qe_session_options options;
+    qe_session_options_init(&options);
+    return qe_engine_open_session_with(self, &options, error);
+}
+
+qe_session_id qe_engine_open_session_with(
+    qe_engine *self, const qe_session_options *options, GError **error)
+{
     qe_session_id id = 0;
+    if (!qe_cache_config_check(&options->cache, error))
+        return 0;
+    if (options->disk_key && strlen(options->disk_key) > QE_DISK_KEY_BYTES_MAX) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "disk_key has %zu bytes; expected at most %u",
+            strlen(options->disk_key), QE_DISK_KEY_BYTES_MAX);
+        return 0;
+    }
     qe_mutex_lock(&self->lock);
-    if (require_model(self, true, error))
-        id = add_session(self, command_new(QE_COMMAND_OPEN), error);
+    if (require_model(self, true, error)) {
+        qe_command *command = command_new(QE_COMMAND_OPEN);
+        command->cache = options->cache;
+        command->disk_key = g_strdup(options->disk_key);
+        id = add_session(self, command, error);
+    }
     qe_mutex_unlock(&self->lock);
     return id;
+}
+
+bool qe_engine_set_cache(
+    qe_engine *self, qe_session_id session, const qe_cache_config *config, GError **error)
+{
+    bool ok = false;
+    if (!qe_cache_config_check(config, error))
+        return false;
+    qe_mutex_lock(&self->lock);
+    session_entry *entry = require_session(self, session, error);
+    if (entry && entry->busy) {
+        g_set_error(error, QE_ERROR, QE_ERROR_BUSY, "Session %" G_GUINT64_FORMAT " has a running request",
+            session);
+    } else if (entry) {
+        qe_command *command = command_new(QE_COMMAND_SET_CACHE);
+        command->session = session;
+        command->cache = *config;
+        post(self, command);
+        ok = true;
+    }
+    qe_mutex_unlock(&self->lock);
+    return ok;
+}
+
+void qe_engine_prefetch_session(qe_engine *self, qe_session_id session)
+{
+    qe_mutex_lock(&self->lock);
+    if (g_hash_table_contains(self->sessions, &session)) {
+        qe_command *command = command_new(QE_COMMAND_PREFETCH);
+        command->session = session;
+        post(self, command);
+    }
+    qe_mutex_unlock(&self->lock);
 }
 
 qe_session_id qe_engine_fork_session(
@@ -555,7 +616,7 @@ static qe_request *post_request(qe_engine *self, qe_request *request, GError **e
             entry->busy = true;
         if (!ok) {
             qe_request_unref(request);
-            g_free(command);
+            command_free(command);
         }
     }
     qe_mutex_unlock(&self->lock);

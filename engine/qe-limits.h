@@ -66,6 +66,11 @@
 #define QE_KV_RESERVE_TOKENS                                                                                 \
     256u /* admission of a reply without max_tokens counts on this many; it grows later */
 
+/* ---- Cache ---- */
+#define QE_CACHE_PAGES_MAX      1048576u /* max_cache_size of a conversation */
+#define QE_CACHE_GPU_TOKENS_MIN 64u      /* gpu_max_length + hot_cache_length, when not 0 */
+#define QE_DISK_KEY_BYTES_MAX   128u     /* a conversation's name in the disk tier */
+
 /* ---- Snapshot ---- */
 #define QE_SNAPSHOT_MS     100u  /* least time between two publications */
 #define QE_DEVICE_MS       1000u /* least time between two questions to a card's driver */

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "engine/qe-error.h"
+#include "engine/qe.h"
 #include "kernels/qk.h"
 
 G_BEGIN_DECLS
@@ -20,6 +21,8 @@ typedef enum {
     QE_COMMAND_FORK,
     QE_COMMAND_CLOSE,
     QE_COMMAND_SET_KV,
+    QE_COMMAND_SET_CACHE,
+    QE_COMMAND_PREFETCH,
     QE_COMMAND_GENERATE,
 } qe_command_kind;
 
@@ -29,8 +32,10 @@ typedef struct {
     char *dir;       /* LOAD: owned */
     uint64_t session, parent;
     uint32_t keep_messages;
-    void *request;     /* GENERATE: one reference to a qe_request */
-    uint64_t kv_bytes; /* SET_KV */
+    void *request;         /* GENERATE: one reference to a qe_request */
+    uint64_t kv_bytes;     /* SET_KV */
+    qe_cache_config cache; /* OPEN, SET_CACHE */
+    char *disk_key;        /* OPEN: owned; may be NULL */
 } qe_command;
 
 typedef struct qe_queue qe_queue;

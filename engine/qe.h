@@ -51,6 +51,7 @@ const char *qe_version(void);
 bool qe_measure_machine(const char *backend, const char *isa, uint32_t n_threads, double *read_bytes_per_s,
     double *flops, GError **error);
 #define QE_MEMORY_RESERVE_DEFAULT (1ull << 30) /* of device memory, left to the desktop */
+#define QE_RING_BYTES_DEFAULT     (256ull << 20)
 
 /* ---- A model folder, read without loading it ---- */
 
@@ -69,9 +70,48 @@ qe_model_info *qe_model_info_new(const char *dir, GError **error);
 qe_model_info *qe_model_info_copy(const qe_model_info *info);
 void qe_model_info_free(qe_model_info *info);
 
+/* ---- Cache modes ---- */
+
+/* What becomes of a conversation's KV between turns, and where it may lie. All modes use the same kernels. */
+typedef enum {
+    QE_CACHE_AUTO = 0, /* tiered where the engine has host memory for pages, else session */
+    QE_CACHE_REBUILD,  /* contiguous KV; every turn computes the whole history again */
+    QE_CACHE_PAGED,    /* 16-token pages; every turn computes the whole history again */
+    QE_CACHE_SESSION,  /* pages, and a turn computes only its new tokens */
+    QE_CACHE_TIERED,   /* session, and older pages may lie in host memory: attended to exactly */
+    QE_CACHE_TIERED_INT8, /* tiered with int8 K and V from the moment a token is appended: not exact, the error is known */
+    QE_N_CACHE_MODES,
+} qe_cache_mode;
+const char *qe_cache_mode_name(qe_cache_mode mode); /* "auto", "rebuild", "paged", ..., "tiered-int8" */
+bool qe_cache_mode_parse(
+    const char *name, qe_cache_mode *out, GError **error); /* the error lists the names */
+
+typedef struct {
+    qe_cache_mode mode;
+    uint32_t block_size;     /* tokens in a page: 16 */
+    uint32_t max_cache_size; /* pages that the conversation may hold in all tiers; 0: as many as there are */
+    /* Tiered modes: the newest gpu_max_length + hot_cache_length tokens at most stay on the GPU. Both 0: what fits. */
+    uint32_t gpu_max_length, hot_cache_length;
+    bool offload_to_cpu; /* pages may move to host memory; false: a tiered mode is a session */
+    bool
+        use_cache; /* find and offer pages that other conversations share; false: neither read nor write them */
+} qe_cache_config;
+void qe_cache_config_init(qe_cache_config *config); /* auto, 16, 0, 0, 0, true, true */
+/* The preset of the article: tiered, 32 recent and 2,048 hot tokens (130 pages) on the GPU. */
+void qe_cache_config_init_article(qe_cache_config *config);
+bool qe_cache_config_check(
+    const qe_cache_config *config, GError **error); /* names the field and what it takes */
+
 /* ---- Engine ---- */
 
 typedef enum { QE_KV_BF16 = 0, QE_KV_F32 = 1 } qe_kv_class;
+/* How decode reads pages that lie in host memory; on a device with memory of its own. */
+typedef enum {
+    QE_HOST_PATH_AUTO = 0,
+    QE_HOST_PATH_READ,   /* the kernels read them over the bus */
+    QE_HOST_PATH_STREAM, /* copied layer by layer to a ring on the device */
+    QE_HOST_PATH_CPU,    /* the CPU attends to them in place */
+} qe_host_path;
 
 typedef struct {
     const char *backend; /* NULL: the best available; when that fails for want of memory or device, the CPU */
@@ -80,6 +120,13 @@ typedef struct {
     uint32_t n_threads;  /* 0: all cores */
     qe_kv_class kv_class;
     uint64_t kv_bytes_max; /* 0: a default from the machine's memory */
+    /* Host memory for pages, beside the device's: 0: a default from the memory available; 1: none. On the CPU, where the
+     * device's memory is host memory, the default is none. */
+    uint64_t host_bytes_max;
+    qe_host_path host_path;
+    uint64_t ring_bytes;  /* device memory through which host pages are streamed; 0: QE_RING_BYTES_DEFAULT */
+    const char *disk_dir; /* where pages are kept over restarts; NULL: nowhere */
+    uint64_t disk_bytes_max; /* quota of disk_dir; 0: none is kept */
     uint64_t
         memory_reserve; /* device memory that stays free for others; 0: QE_MEMORY_RESERVE_DEFAULT, 1: none */
     uint32_t context_max;    /* tokens; 0: the model's */
@@ -104,9 +151,21 @@ typedef struct {
     uint64_t memory_total, memory_free, reserve; /* of the device; free and reserve on a card only */
     uint64_t weights, workspace, kv;             /* workspace: on a card only */
     uint64_t kv_tokens;                          /* that kv holds */
+    uint64_t host_kv, host_kv_tokens;            /* host memory for pages beside it; 0: none */
+    uint64_t page_bytes, page_bytes_int8;        /* of one page of 16 tokens */
     char *problem; /* owned: why the load would fail and what to change; NULL: it fits */
 } qe_memory_plan;
 
+/* What a context of @n_tokens costs in @config's mode under @plan, and where its pages would lie when nothing else is
+ * open. */
+typedef struct {
+    uint64_t bytes;                    /* of KV in all tiers */
+    uint64_t device_bytes, host_bytes; /* of them */
+    uint64_t device_tokens, host_tokens;
+    bool fits;
+} qe_cache_cost;
+void qe_cache_cost_of(
+    const qe_memory_plan *plan, const qe_cache_config *config, uint64_t n_tokens, qe_cache_cost *out);
 /* Blocking (reads the folder's headers and asks the card). NULL with @error when the folder is no model. */
 qe_memory_plan *qe_plan_memory(const qe_engine_options *options, const char *dir, GError **error);
 void qe_memory_plan_free(qe_memory_plan *plan); /* NULL is fine */
@@ -147,6 +206,21 @@ qe_tokenizer *qe_engine_dup_tokenizer(qe_engine *engine); /* NULL unless READY o
 
 /* Returns 0 with @error (QE_ERROR_BUSY past QE_SESSIONS_MAX, QE_ERROR_FAILED when no model is ready). */
 qe_session_id qe_engine_open_session(qe_engine *engine, GError **error);
+typedef struct {
+    qe_cache_config cache;
+    const char *
+        disk_key; /* the conversation's name in the disk tier, at most 128 bytes; NULL: it is not kept there */
+} qe_session_options;
+void qe_session_options_init(qe_session_options *options);
+/* As above, with a cache mode of its own. QE_ERROR_INVALID for a config that qe_cache_config_check() refuses. */
+qe_session_id qe_engine_open_session_with(
+    qe_engine *engine, const qe_session_options *options, GError **error);
+/* Another mode from the next turn on. What the session has cached and the new mode cannot use is computed again then.
+ * While a request runs: QE_ERROR_BUSY. */
+bool qe_engine_set_cache(
+    qe_engine *engine, qe_session_id session, const qe_cache_config *config, GError **error);
+/* The session will be used soon (its tab came to the front): its pages move up as far as there is room. */
+void qe_engine_prefetch_session(qe_engine *engine, qe_session_id session);
 /* A new session that shares the parent's first @keep_messages messages (QE_KEEP_ALL: all) and their sealed pages. */
 qe_session_id qe_engine_fork_session(
     qe_engine *engine, qe_session_id parent, uint32_t keep_messages, GError **error);
@@ -227,15 +301,32 @@ typedef enum {
 const char *qe_finish_name(
     qe_finish finish); /* "stop", "length", "length", "cancelled", "error": OpenAI's words */
 
+/* Why a turn could not go on from all that the conversation had computed. */
+typedef enum {
+    QE_MISMATCH_NONE,
+    QE_MISMATCH_EDITED,   /* the prompt differs from the timeline at first_mismatch */
+    QE_MISMATCH_STRIPPED, /* earlier replies lost their reasoning, as the template demands */
+    QE_MISMATCH_EVICTED,  /* pages were given up for want of memory */
+    QE_MISMATCH_MODE,     /* the cache mode keeps nothing, or has changed */
+} qe_mismatch;
+const char *qe_mismatch_name(qe_mismatch mismatch);
+
 typedef struct {
+    qe_cache_mode mode;
     uint32_t n_prompt; /* tokens of the whole timeline before the reply */
-    uint32_t n_reused; /* of those, whose KV was there */
-    uint32_t n_new;    /* prefilled now: n_prompt - n_reused */
+    uint32_t n_reused; /* of those, whose KV was there, in whatever tier */
+    uint32_t n_shared; /* of the reused, those computed by another conversation and found by their ids */
+    uint32_t n_restored_host,
+        n_restored_disk; /* of the reused, those brought back to the device for this turn */
+    uint32_t n_on_host;  /* of the reused, those attended to where they are, in host memory */
+    uint32_t n_new;      /* prefilled now: n_prompt - n_reused */
     uint32_t
         n_recomputed; /* known tokens computed again (stripped reasoning, dropped pages, recovery, a pause for pages) */
     uint32_t n_generated;
     int64_t
         first_mismatch; /* token position where the kept prefix ended before the old timeline did; -1: none */
+    qe_mismatch mismatch;                                   /* why */
+    double restore_ms;                                      /* from admission until the pages were back */
     double queue_ms, first_token_ms, prefill_ms, decode_ms; /* first_token_ms: from the call */
     double prefill_tokens_per_s, decode_tokens_per_s;
     uint64_t seed;
@@ -282,6 +373,9 @@ typedef struct {
     char *reason; /* why not present, one sentence ("This build has no CUDA module."); NULL when present */
     uint32_t n_pages_used, n_pages_shared, n_pages_max;
     uint64_t bytes_used, bytes_max, bytes_reserved; /* reserved: taken from the system so far */
+    uint64_t bytes_pinned;                          /* host: of the reserved, registered with the device */
+    uint64_t bytes_in, bytes_out; /* moved into this tier from another, and out of it, since the load */
+    char *note; /* something the user should know ("The system pinned only 8 GiB: ..."); NULL: nothing */
 } qe_tier_view;
 
 typedef struct {
@@ -291,7 +385,8 @@ typedef struct {
     int32_t utilization;                /* percent; -1 when unknown */
 } qe_device_view;
 
-enum { QE_CELL_TIER_MASK = 0x3, QE_CELL_TAIL = 0x4, QE_CELL_SHARED = 0x8 };
+/* The tier is the fastest that has the page. MOVING: a copy of it is on its way to another tier. */
+enum { QE_CELL_TIER_MASK = 0x3, QE_CELL_TAIL = 0x4, QE_CELL_SHARED = 0x8, QE_CELL_MOVING = 0x10 };
 typedef struct {
     uint8_t flags;    /* qe_tier in the low bits, QE_CELL_* */
     uint8_t n_refs;   /* sessions that share the page, 255 and up saturates */
@@ -302,8 +397,10 @@ typedef struct {
 typedef struct {
     qe_session_id id;
     uint32_t n_tokens, n_pages, n_pages_shared;
+    uint32_t n_pages_tier[QE_N_TIERS]; /* by the fastest tier that has them */
     uint64_t bytes;
     bool running;
+    qe_cache_mode mode;   /* never AUTO */
     const qe_cell *cells; /* [n_pages], token order */
 } qe_session_view;
 
@@ -318,7 +415,9 @@ typedef struct {
     uint32_t n_running, n_queued;
     double prefill_tokens_per_s, decode_tokens_per_s; /* over the last second; 0 when idle */
     uint32_t n_history;
-    const uint32_t *history; /* [n_history <= 300] pages used, one a second, oldest first */
+    const uint32_t *history;                  /* [n_history <= 300] pages used, one a second, oldest first */
+    const uint32_t *tier_history[QE_N_TIERS]; /* [n_history]: the same by tier */
+    uint32_t n_pages_cached; /* pages that no open conversation holds, kept to be found again */
 } qe_snapshot;
 
 const qe_snapshot *qe_engine_dup_snapshot(qe_engine *engine); /* never NULL */
