@@ -1,18 +1,25 @@
-/* qe-kv-pages.h: the pool of KV pages: who holds which page, and whether it may be written. Internal; engine thread.
+/* qe-kv-pages.h: the pool of KV pages of one class: who holds which page, where its bytes are, and whether it may be
+ * written. Internal; engine thread.
  *
- * A page is an index. It is FREE, TAIL (being filled, written by its one holder) or SEALED (full, immutable, shareable).
- * The pool owns the device slabs the pages lie in, and gives kernels a page's device address. It grows by slabs up to
- * its limit. Invariants (qe_kv_pool_check proves them):
- *  1. FREE pages have no reference; every other page has at least one.
- *  2. A TAIL page has exactly one reference.
+ * A page is an index that page tables hold. It is FREE, TAIL (being filled, written by its one holder) or SEALED (full,
+ * immutable, shareable). Its bytes lie in a slot of the device tier, of the host tier, or of both. What happens to a page
+ * in one tier never shows in page tables. Invariants (qe_kv_pool_check proves them):
+ *  1. FREE pages have no reference and no slot. A TAIL page has exactly one reference and a device slot, and no other.
+ *  2. A SEALED page has its bytes in one tier at least. Without a reference it is *cached*: findable by its key, first to
+ *     go; or its last copy is still moving, and it goes when that has landed.
  *  3. References counted in the pool equal the page tables' entries.
- *  4. n_free + n_tail + n_sealed = n_pages reserved. */
+ *  4. Every used slot of a tier belongs to exactly one page.
+ *
+ * Copies between tiers run on streams of their own and land later (qe_kv_pool_poll). Until then the page keeps both
+ * slots, so a slot is never given away under a copy. */
 #pragma once
 #include <glib.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include "kernels/qk.h"
 #include "engine/qe-error.h"
+#include "engine/qe-kv-slots.h"
+#include "engine/qe-page-key.h"
+#include "kernels/qk.h"
 
 G_BEGIN_DECLS
 
@@ -23,53 +30,124 @@ typedef enum { QE_PAGE_FREE, QE_PAGE_TAIL, QE_PAGE_SEALED } qe_page_state;
 
 typedef struct qe_kv_pool qe_kv_pool;
 
-/* @backend: borrowed, outlives the pool. @layout: copied; page_bytes is a multiple of 64. @n_pages_max: the budget,
- * 1..QE_PAGE_NONE - 1. @slab_pages: pages a slab, 0 for a default. @debug_fill: each allocation fills the page with NaN
- * on COMPUTE, also when it was used before. Takes no device memory yet. */
+/* @backend: borrowed, outlives the pool. @layout: copied; page_bytes is a multiple of 64. @n_pages_max: the device
+ * tier's budget, 1..QE_PAGE_NONE - 1. @slab_pages: pages a slab, 0 for a default. @debug_fill: each allocation fills the
+ * page with NaN on COMPUTE, also when it was used before. Takes no device memory yet. */
 qe_kv_pool *qe_kv_pool_new(qk_backend *backend, const qk_kv_layout *layout, uint32_t n_pages_max,
     uint32_t slab_pages, bool debug_fill);
-void qe_kv_pool_free(qe_kv_pool *pool); /* NULL is fine; every page must be FREE again, no step may run */
+/* A host tier of up to @n_max pages; at most once, before the first page. @background: its slabs are made on a thread,
+ * and stores wait until one is there. Ledgers (borrowed, may be NULL) bound the bytes of several pools together. */
+void qe_kv_pool_add_host(qe_kv_pool *pool, uint32_t n_max, uint32_t slab_pages, bool background,
+    qe_kv_ledger *device_ledger, qe_kv_ledger *host_ledger);
+void qe_kv_pool_set_seed(qe_kv_pool *pool, const qe_page_key *seed); /* the parent of a first page's key */
+void qe_kv_pool_free(qe_kv_pool *pool); /* NULL is fine; no page may have a reference, no step may run */
 /* After a lost device: forgets all pages and frees the slabs, which is all that a lost backend allows. Page tables are
  * emptied beforehand with qe_session_drop_pages(). The pool is then as new. */
 void qe_kv_pool_forget(qe_kv_pool *pool);
+/* After a lost device: device copies and what was moving are gone; pages that the host has stay. Those that have no copy
+ * left are the page tables' to drop (qe_session_drop_lost). Then the backend may be freed. */
+void qe_kv_pool_detach(qe_kv_pool *pool);
+void qe_kv_pool_attach(qe_kv_pool *pool, qk_backend *backend, uint32_t n_pages_max);
 
 /* Takes the first slab now, so that the first page does not wait for it. */
 bool qe_kv_pool_warm(qe_kv_pool *pool, GError **error);
-/* Another budget. Pages past a smaller one stay until they are free and trimmed; none is given out meanwhile while more
- * than @n_pages_max are in use. */
+/* Another budget of the device tier. Pages past a smaller one stay until they are free and trimmed; none is given out
+ * meanwhile while more than @n_pages_max are in use. */
 void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max);
-/* Gives slabs at the end that have no page in use back to the device, down to @n_slabs_kept (and past it those beyond
- * the budget). No step may run. Returns how many pages went. */
+/* Gives device slabs at the end that have no page in use back to the device, down to @n_slabs_kept (and past it those
+ * beyond the budget). No step may run. Returns how many pages went. */
 uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept);
 
-/* One reference, state TAIL. Lowest free index first, so the map stays compact. false: the budget is used up or the
- * device gives no more (QE_ERROR_NO_MEMORY; the message has pages, bytes and the limit), or QE_ERROR_DEVICE_LOST. A slab
- * that failed is tried again by the next allocation that finds no free page. */
+/* ---- Pages ---- */
+
+/* One reference, state TAIL, a device slot: the lowest free one, so the map stays compact. Cached pages give way. false:
+ * the budget is used up or the device gives no more (QE_ERROR_NO_MEMORY; the message has pages, bytes and the limit), or
+ * QE_ERROR_DEVICE_LOST. */
 bool qe_kv_page_alloc(qe_kv_pool *pool, qe_page *out, GError **error);
+/* @n TAIL pages whose device slots are adjacent. */
+bool qe_kv_page_alloc_run(qe_kv_pool *pool, uint32_t n, qe_page *out, GError **error);
 void qe_kv_page_ref(qe_kv_pool *pool, qe_page page);   /* SEALED only */
-void qe_kv_page_unref(qe_kv_pool *pool, qe_page page); /* to FREE at zero */
+void qe_kv_page_unref(qe_kv_pool *pool, qe_page page); /* at zero: FREE, or cached */
 void qe_kv_page_seal(qe_kv_pool *pool, qe_page page);  /* TAIL -> SEALED; all 16 tokens are written */
-void qe_kv_page_unseal(
-    qe_kv_pool *pool, qe_page page); /* SEALED with one reference -> TAIL (rewind into it) */
-/* A TAIL page with the bytes of @page (copy enqueued on COMPUTE); @page keeps its reference. For forks and rewinds that
- * cut into a shared page. */
+/* Whether qe_kv_page_unseal() may be called: one reference, on the device, and no copy on its way. */
+bool qe_kv_page_can_unseal(const qe_kv_pool *pool, qe_page page);
+void qe_kv_page_unseal(qe_kv_pool *pool, qe_page page); /* SEALED -> TAIL (rewind into it) */
+/* A TAIL page with the bytes of @page, wherever they are (copy enqueued on COMPUTE); @page keeps its reference. For forks
+ * and rewinds that cut into a page that cannot be unsealed. */
 bool qe_kv_page_copy(qe_kv_pool *pool, qe_page page, qe_page *out, GError **error);
+/* Copies the bytes of TAIL or SEALED pages to TAIL pages @to[0..n) (on COMPUTE): a contiguous cache that moves. */
+bool qe_kv_page_copy_run(
+    qe_kv_pool *pool, const qe_page *from, const qe_page *to, uint32_t n, GError **error);
+
+/* Names a SEALED page: @parent is its predecessor's key (NULL: the seed), @ids its 16 tokens. When a page of that name
+ * with these ids is there already, returns that one with a new reference, and @page has lost its own; else @page, which
+ * is findable from now on. */
+qe_page qe_kv_page_publish(
+    qe_kv_pool *pool, qe_page page, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS]);
+/* The page of that name, with a new reference, or QE_PAGE_NONE. Ids are compared. */
+qe_page qe_kv_pool_find(
+    qe_kv_pool *pool, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS]);
+const qe_page_key *qe_kv_page_key(const qe_kv_pool *pool, qe_page page); /* NULL: not named */
 
 qe_page_state qe_kv_page_state(const qe_kv_pool *pool, qe_page page);
 uint32_t qe_kv_page_refs(const qe_kv_pool *pool, qe_page page);
-uint64_t qe_kv_page_address(const qe_kv_pool *pool, qe_page page);
-/* For copies: the slab (borrowed) that the page lies in, and where. */
+bool qe_kv_page_on_device(const qe_kv_pool *pool, qe_page page);
+bool qe_kv_page_on_host(const qe_kv_pool *pool, qe_page page);
+bool qe_kv_page_is_loading(const qe_kv_pool *pool, qe_page page); /* on its way to the device */
+bool qe_kv_page_is_moving(const qe_kv_pool *pool, qe_page page);  /* either way */
+uint64_t qe_kv_page_address(const qe_kv_pool *pool, qe_page page); /* of its device slot; 0: it has none */
+/* For a plan: the device slot's address, else the host slot's with QK_PAGE_HOST, 0 when kernels cannot read that. */
+uint64_t qe_kv_page_plan_address(const qe_kv_pool *pool, qe_page page);
+const void *qe_kv_page_host(const qe_kv_pool *pool, qe_page page); /* its host slot's bytes; NULL: none */
+/* For copies: the slab (borrowed) of its device slot, and where. */
 qk_buffer *qe_kv_page_buffer(const qe_kv_pool *pool, qe_page page, uint64_t *offset);
 
-uint32_t qe_kv_pool_n_max(const qe_kv_pool *pool);
-uint32_t qe_kv_pool_n_reserved(const qe_kv_pool *pool); /* pages in slabs taken so far */
-uint32_t qe_kv_pool_n_used(const qe_kv_pool *pool);     /* TAIL and SEALED */
-uint32_t qe_kv_pool_n_shared(const qe_kv_pool *pool);   /* pages with two references or more */
-uint32_t qe_kv_pool_n_available(
-    const qe_kv_pool *pool); /* n_max - n_used; after a failed slab n_reserved - n_used, until one succeeds */
-uint64_t qe_kv_pool_page_bytes(const qe_kv_pool *pool);
+/* ---- Moving between tiers (qe-kv-move.c) ---- */
 
-/* @n_entries[page]: how often page tables name each page, [n_reserved], counted by the caller (qe_session_count_pages).
+bool qe_kv_pool_has_host(const qe_kv_pool *pool);
+/* Asks for a copy of a SEALED page in the host tier; nothing when it has or gets one. */
+void qe_kv_page_store(qe_kv_pool *pool, qe_page page);
+/* Asks for a device copy of a page that has none: takes the slot now. false: no slot is free (nothing is evicted here),
+ * or the errors of a lost device. */
+bool qe_kv_page_load(qe_kv_pool *pool, qe_page page, GError **error);
+/* Gives up the device copy of a SEALED page that the host has; false when it is not so, or a copy is on its way. */
+bool qe_kv_page_drop_device(qe_kv_pool *pool, qe_page page);
+/* Gives up the host copy of a page that the device has. */
+bool qe_kv_page_drop_host(qe_kv_pool *pool, qe_page page);
+/* Makes room by giving up cached pages, least recently used first: up to @n device slots; returns how many. */
+uint32_t qe_kv_pool_evict_cached(qe_kv_pool *pool, uint32_t n);
+/* The same for host slots. */
+uint32_t qe_kv_pool_evict_cached_host(qe_kv_pool *pool, uint32_t n);
+/* Enqueues the copies asked for: stores as far as the host tier has slots, loads all. QE_ERROR_DEVICE_LOST. */
+bool qe_kv_pool_submit_moves(qe_kv_pool *pool, GError **error);
+/* Takes note of copies that have landed. Returns whether there were any. */
+bool qe_kv_pool_poll(qe_kv_pool *pool, GError **error);
+bool qe_kv_pool_wait_move(qe_kv_pool *pool, GError **error); /* for the oldest copy; false: none is on its way */
+uint32_t qe_kv_pool_n_moving(const qe_kv_pool *pool);         /* pages with a copy on its way */
+uint32_t qe_kv_pool_n_loading(const qe_kv_pool *pool);
+uint32_t qe_kv_pool_n_to_store(const qe_kv_pool *pool); /* asked for and not enqueued */
+
+typedef struct {
+    uint64_t bytes_stored, bytes_loaded; /* device to host, host to device; landed */
+    uint64_t n_found, n_evicted;         /* pages found by name; cached pages that went */
+} qe_kv_counters;
+void qe_kv_pool_get_counters(const qe_kv_pool *pool, qe_kv_counters *out);
+
+/* ---- Questions ---- */
+
+uint32_t qe_kv_pool_n_pages(const qe_kv_pool *pool); /* page indices are below it */
+uint32_t qe_kv_pool_n_max(const qe_kv_pool *pool);      /* of the device tier */
+uint32_t qe_kv_pool_n_reserved(const qe_kv_pool *pool); /* device slots in slabs taken so far */
+uint32_t qe_kv_pool_n_used(const qe_kv_pool *pool);     /* device slots in use, those of cached pages too */
+uint32_t qe_kv_pool_n_shared(const qe_kv_pool *pool);   /* pages with two references or more */
+uint32_t qe_kv_pool_n_cached(const qe_kv_pool *pool);   /* pages without a reference, kept to be found */
+/* Device pages that could be had: n_max - n_used, and what cached pages would give; after a failed slab less. */
+uint32_t qe_kv_pool_n_available(const qe_kv_pool *pool);
+uint64_t qe_kv_pool_page_bytes(const qe_kv_pool *pool);
+const qe_kv_slots *qe_kv_pool_device_slots(const qe_kv_pool *pool);
+const qe_kv_slots *qe_kv_pool_host_slots(const qe_kv_pool *pool); /* NULL: no host tier */
+
+/* @n_entries[page]: how often page tables name each page, [n_pages], counted by the caller (qe_session_count_pages).
  * false with @error naming the first broken invariant. */
 bool qe_kv_pool_check(const qe_kv_pool *pool, const uint32_t *n_entries, GError **error);
 

@@ -1,0 +1,71 @@
+/* qe-kv-pool.h: what the two sources of the page pool share: qe-kv-pages.c (states, references, names) and qe-kv-move.c
+ * (copies between tiers). Internal to them. */
+#pragma once
+#include "engine/qe-free-map.h"
+#include "engine/qe-kv-pages.h"
+
+/* Of a page's bytes in one tier. */
+typedef enum {
+    COPY_NONE,   /* no slot */
+    COPY_MOVING, /* a slot that is being filled */
+    COPY_READY,
+} qe_copy_state;
+
+typedef struct {
+    uint32_t n_refs;
+    uint8_t state;  /* qe_page_state */
+    uint8_t device; /* qe_copy_state */
+    uint8_t host;
+    bool named;    /* in the index under `key` */
+    bool to_store; /* in the queue of stores */
+    bool cached;   /* in the list of cached pages */
+    bool dying;    /* no reference, not named: goes when its copy has landed */
+    qe_slot device_slot, host_slot;
+    uint32_t older, newer; /* in the list of cached pages: QE_PAGE_NONE at the ends */
+    bool has_key;
+    qe_page_key key, parent;
+    uint32_t ids[QK_PAGE_TOKENS];
+} qe_page_info;
+
+typedef enum { MOVE_STORE, MOVE_LOAD } qe_move_kind;
+#define QE_MOVE_KINDS 2
+
+/* Copies that land together. */
+typedef struct {
+    qk_event *event;
+    GArray *pages; /* qe_page */
+} qe_move;
+
+struct qe_kv_pool {
+    qk_backend *backend; /* NULL while detached */
+    qk_kv_layout layout;
+    bool debug_fill;
+    qe_kv_slots *device;
+    qe_kv_slots *host; /* NULL: none */
+    qe_page_key seed;
+
+    qe_page_info *pages; /* [n_pages] */
+    uint32_t n_pages, n_tail, n_sealed, n_shared, n_dying;
+    qe_free_map free_pages;
+
+    GHashTable *index; /* key -> page + 1; the keys are in `pages`, so it is filled again when these move */
+    uint32_t oldest_cached, newest_cached, n_cached;
+    uint32_t n_cached_device; /* of the cached, those with a device slot that could be had at once */
+
+    GArray *to_store; /* qe_page: may name pages that have changed since */
+    uint32_t n_to_store;
+    GArray *to_load;                /* qe_page: their device slots are taken */
+    GQueue moves[QE_MOVE_KINDS];    /* qe_move, oldest first */
+    GPtrArray *spare_moves;         /* qe_move, to use again */
+    qk_event *order;                /* makes one stream wait for another */
+    uint32_t n_moving, n_loading;   /* pages; n_loading counts to_load too */
+    qe_kv_counters counters;
+};
+
+/* qe-kv-pages.c */
+void qe_kv_pool_destroy_page(qe_kv_pool *pool, qe_page page); /* no reference, no copy on its way */
+void qe_kv_pool_uncache(qe_kv_pool *pool, qe_page page);      /* out of the list of cached pages */
+void qe_kv_pool_unname(qe_kv_pool *pool, qe_page page);
+int qe_kv_pool_error_code(qk_status status);
+/* qe-kv-move.c */
+void qe_kv_pool_clear_moves(qe_kv_pool *pool); /* waits for nothing: the device is lost, or nothing is on its way */
