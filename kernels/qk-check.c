@@ -187,20 +187,84 @@ static bool extent(uint64_t base, uint64_t n, uint64_t step, uint64_t *sum)
     return !__builtin_mul_overflow(n, step, &product) && !__builtin_add_overflow(base, product, sum);
 }
 
+static uint64_t element_bytes(const qk_kv_layout *layout)
+{
+    return layout->dtype == QK_F32 ? 4 : layout->dtype == QK_BF16 ? 2 : 1;
+}
+
+/* What a page's address and the strides between slices are multiples of: the element, or the scales' fp16. */
+static uint64_t page_alignment(const qk_kv_layout *layout)
+{
+    return layout->dtype == QK_F32 ? 4 : 2;
+}
+
+/* The scales of a slice lie behind its tokens, and no slice reaches into the next. @slice: a slice's bytes without its
+ * scales, then with them. */
+static qk_status check_scales(
+    const qk_kv_layout *layout, const qk_shape *shape, uint64_t *slice, char *error, size_t error_size)
+{
+    const uint64_t scales = QK_PAGE_TOKENS * sizeof(uint16_t);
+    if (layout->scale_offset % sizeof(uint16_t) != 0)
+        FAIL("layout: scale_offset %llu, expected a multiple of 2", VALUE(layout->scale_offset));
+    if (layout->scale_offset < *slice)
+        FAIL("layout: scale_offset %llu overlaps the tokens, expected at least %llu",
+            VALUE(layout->scale_offset), VALUE(*slice));
+    if (__builtin_add_overflow(layout->scale_offset, scales, slice))
+        FAIL("layout: scale_offset %llu overflows 64 bits", VALUE(layout->scale_offset));
+
+    /* From the smallest stride to the largest: what one step spans may not reach into the next. */
+    struct {
+        const char *name;
+        uint64_t stride, n;
+    } dims[] = {
+        {"v_offset", layout->v_offset, 2},
+        {"head_stride", layout->head_stride, shape->n_kv_heads},
+        {"layer_stride", layout->layer_stride, shape->n_layers},
+    };
+    uint64_t reach = *slice;
+    for (unsigned done = 0; done != 7;) {
+        unsigned next = 3;
+        for (unsigned d = 0; d < 3; d++)
+            if ((done & 1u << d) == 0 && (next == 3 || dims[d].stride < dims[next].stride))
+                next = d;
+        done |= 1u << next;
+        if (dims[next].n == 1)
+            continue;
+        if (dims[next].stride < reach)
+            FAIL("layout: %s %llu overlaps scales or tokens, expected at least %llu", dims[next].name,
+                VALUE(dims[next].stride), VALUE(reach));
+        if (!extent(reach, dims[next].n - 1, dims[next].stride, &reach))
+            FAIL("layout: strides overflow 64 bits");
+    }
+    return QK_OK;
+}
+
 qk_status qk_check_layout(const qk_kv_layout *layout, const qk_shape *shape, char *error, size_t error_size)
 {
-    if (layout->dtype != QK_F32 && layout->dtype != QK_BF16)
-        FAIL("layout: dtype %d, expected f32 or bf16", (int)layout->dtype);
-    const uint64_t element = layout->dtype == QK_F32 ? 4 : 2, row_bytes = element * shape->head_dim;
+    if (layout->dtype != QK_F32 && layout->dtype != QK_BF16 && layout->dtype != QK_I8)
+        FAIL("layout: dtype %d, expected f32, bf16 or int8", (int)layout->dtype);
+    const bool scaled = layout->dtype == QK_I8;
+    const uint64_t element = element_bytes(layout), unit = page_alignment(layout);
+    const uint64_t row_bytes = element * shape->head_dim;
     if (layout->token_stride < row_bytes)
         FAIL("layout: token_stride %u, expected at least %llu", layout->token_stride, VALUE(row_bytes));
-    if (layout->token_stride % element != 0 || layout->v_offset % element != 0 ||
-        layout->head_stride % element != 0 || layout->layer_stride % element != 0)
-        FAIL("layout: a stride is not a multiple of the element's %llu bytes", VALUE(element));
+    if (layout->token_stride % element != 0 || layout->v_offset % unit != 0 ||
+        layout->head_stride % unit != 0 || layout->layer_stride % unit != 0)
+        FAIL("layout: a stride is not a multiple of the %s %llu bytes", scaled ? "scale's" : "element's",
+            VALUE(unit));
 
-    uint64_t end;
-    if (!extent(row_bytes, QK_PAGE_TOKENS - 1, layout->token_stride, &end) ||
-        !extent(end, 1, layout->v_offset, &end) ||
+    uint64_t slice, end;
+    if (!extent(row_bytes, QK_PAGE_TOKENS - 1, layout->token_stride, &slice))
+        FAIL("layout: strides overflow 64 bits");
+    if (scaled) {
+        qk_status status = check_scales(layout, shape, &slice, error, error_size);
+        if (status != QK_OK)
+            return status;
+    } else if (layout->scale_offset != 0) {
+        FAIL(
+            "layout: scale_offset %llu, expected 0 for a layout without scales", VALUE(layout->scale_offset));
+    }
+    if (!extent(slice, 1, layout->v_offset, &end) ||
         !extent(end, shape->n_kv_heads - 1, layout->head_stride, &end) ||
         !extent(end, shape->n_layers - 1, layout->layer_stride, &end))
         FAIL("layout: strides overflow 64 bits");
@@ -264,14 +328,14 @@ static qk_status check_pages(const qk_plan *plan, uint32_t s, const qk_context_p
 {
     const qk_seq *seq = &plan->seqs[s];
     const uint64_t *pages = plan->pages + seq->page_begin;
-    const uint64_t element = params->layout.dtype == QK_F32 ? 4 : 2;
+    const uint64_t unit = page_alignment(&params->layout);
     for (uint32_t first = 0; first < seq->n_pages; first += SPAN_PAGES) {
         uint32_t n = seq->n_pages - first < SPAN_PAGES ? seq->n_pages - first : SPAN_PAGES, n_outside = 0;
         for (uint32_t p = first; p < first + n; p++) {
             n_outside += pages[p] == 0;
-            if (pages[p] % element != 0)
+            if (pages[p] % unit != 0)
                 FAIL("plan: seqs[%u] page %u: address %#llx is not aligned to %llu", s, p, VALUE(pages[p]),
-                    VALUE(element));
+                    VALUE(unit));
         }
         if (n_outside == 0)
             continue;

@@ -339,12 +339,15 @@ void qk_model_free(qk_model *model)
 void qk_kv_layout_page_major(const qk_shape *shape, qk_dtype dtype, qk_kv_layout *out)
 {
     const uint32_t element = dtype == QK_F32 ? 4 : dtype == QK_BF16 ? 2 : 1;
+    const bool scaled = dtype == QK_I8;
     out->dtype = dtype;
     out->token_stride = shape->head_dim * element;
-    out->v_offset = (uint64_t)out->token_stride * QK_PAGE_TOKENS;
+    const uint64_t tokens_bytes = (uint64_t)out->token_stride * QK_PAGE_TOKENS;
+    out->scale_offset = scaled ? tokens_bytes : 0;
+    out->v_offset = tokens_bytes + (scaled ? QK_PAGE_TOKENS * sizeof(uint16_t) : 0);
     out->head_stride = 2 * out->v_offset;
     out->layer_stride = out->head_stride * shape->n_kv_heads;
-    out->page_bytes = out->layer_stride * shape->n_layers;
+    out->page_bytes = (out->layer_stride * shape->n_layers + 63) / 64 * 64;
 }
 
 /* ---- Contexts and steps -------------------------------------------------------------------------------------- */

@@ -128,7 +128,7 @@ static void attend_span(const layer_call *call, const qk_cpu_tile *tile, uint32_
     qk_cpu_context *ctx = call->ap->ctx;
     const qk_plan *plan = call->ap->plan;
     const qk_seq *seq = &plan->seqs[tile->seq];
-    const qk_kv_layout *layout = &ctx->head.params.layout;
+    const qk_kv_layout *layout = qk_cpu_layout(ctx, plan);
     const uint32_t dim = ((qk_cpu_model *)ctx->head.model)->head.shape.head_dim;
     const void *k_pages[SPAN_PAGES], *v_pages[SPAN_PAGES];
     uint32_t n_keys[QK_CPU_ATTEND_ROWS_MAX];
@@ -161,12 +161,9 @@ static void attend_span(const layer_call *call, const qk_cpu_tile *tile, uint32_
         .out = outs,
         .lse = lses,
         .scratch = scratch,
+        .scale_offset = layout->scale_offset,
     };
-    const qk_cpu_ops *ops = ((qk_cpu_backend *)ctx->head.backend)->ops;
-    if (layout->dtype == QK_BF16)
-        ops->attend_bf16(&a);
-    else
-        ops->attend_f32(&a);
+    qk_cpu_attend_pages(((qk_cpu_backend *)ctx->head.backend)->ops, layout->dtype, &a);
 }
 
 /* All spans of a (tile, kv head), from the first to the last, into ctx->attn. A span's result comes from the outside
@@ -311,11 +308,9 @@ qk_status qk_host_attend_span(const char *isa, const qk_shape *shape, const qk_k
             .out = &row_out,
             .lse = &row_lse,
             .scratch = scratch,
+            .scale_offset = layout->scale_offset,
         };
-        if (layout->dtype == QK_BF16)
-            ops->attend_bf16(&a);
-        else
-            ops->attend_f32(&a);
+        qk_cpu_attend_pages(ops, layout->dtype, &a);
     }
     free(scratch);
     return QK_OK;

@@ -193,6 +193,13 @@ typedef struct {
     uint8_t *history;        /* [slots_max, vocab] */
 } qk_cpu_context;
 
+/* Of the plan's pages. */
+static inline const qk_kv_layout *qk_cpu_layout(const qk_cpu_context *ctx, const qk_plan *plan)
+{
+    (void)plan;
+    return &ctx->head.params.layout;
+}
+
 typedef struct {
     qk_step_head head;
     void *block;
