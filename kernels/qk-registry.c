@@ -263,6 +263,35 @@ void qk_buffer_free(qk_buffer *buffer)
         buffer->backend->ops->buffer_free(buffer);
 }
 
+/* Any thread: leaves the backend's line alone. */
+qk_status qk_host_register(qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size)
+{
+    qk_status status = qk_check_host_memory(host, bytes, error, error_size);
+    if (status != QK_OK)
+        return status;
+    if (backend->ops->host_register != NULL)
+        return backend->ops->host_register(backend, host, bytes, error, error_size);
+    snprintf(error, error_size, "%s: this backend registers no host memory", backend->ops->name);
+    return QK_UNSUPPORTED;
+}
+
+void qk_host_unregister(qk_backend *backend, void *host)
+{
+    if (backend->ops->host_unregister != NULL)
+        backend->ops->host_unregister(backend, host);
+}
+
+qk_status qk_buffer_wrap(qk_backend *backend, void *host, uint64_t bytes, qk_buffer **out)
+{
+    *out = NULL;
+    CHECK(backend, qk_check_host_memory(host, bytes, error, error_size));
+    if (backend->ops->buffer_wrap != NULL)
+        return backend->ops->buffer_wrap(backend, host, bytes, out);
+    snprintf(backend->check_error, sizeof(backend->check_error), "%s: this backend wraps no host memory",
+        backend->ops->name);
+    return QK_UNSUPPORTED;
+}
+
 qk_status qk_copy_submit(qk_backend *backend, qk_stream stream, const qk_copy *copies, uint32_t n)
 {
     CHECK(backend, qk_check_copies(backend, stream, copies, n, error, error_size));

@@ -144,7 +144,8 @@ static void attend_span(const layer_call *call, const qk_cpu_tile *tile, uint32_
     const uint32_t n_pages = (n_keys[n - 1] + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
     const uint64_t offset = call->layer * layout->layer_stride + kv_head * layout->head_stride;
     for (uint32_t p = 0; p < n_pages; p++) {
-        const char *page = (const char *)(uintptr_t)plan->pages[seq->page_begin + span * SPAN_PAGES + p];
+        const uint64_t address = plan->pages[seq->page_begin + span * SPAN_PAGES + p];
+        const char *page = (const char *)(uintptr_t)(address & ~(uint64_t)QK_PAGE_HOST);
         k_pages[p] = page + offset;
         v_pages[p] = page + offset + layout->v_offset;
     }
@@ -228,6 +229,7 @@ static void run_job(void *user, uint32_t index, uint32_t worker)
     const qk_shape *shape = &((qk_cpu_model *)ctx->head.model)->head.shape;
     if (ap->n_items > 0 && index-- == 0) {
         const qk_partial_args args = {
+            .plan = ap->plan,
             .layer = call->layer,
             .n_items = ap->n_items,
             .items = ctx->items,

@@ -196,8 +196,7 @@ typedef struct {
 /* Of the plan's pages. */
 static inline const qk_kv_layout *qk_cpu_layout(const qk_cpu_context *ctx, const qk_plan *plan)
 {
-    (void)plan;
-    return &ctx->head.params.layout;
+    return qk_plan_layout(plan, &ctx->head.params);
 }
 
 typedef struct {
