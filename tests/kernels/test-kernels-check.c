@@ -115,7 +115,17 @@ static void test_plan(void)
     REFUSED("seqs[0] page", s.pages[3] = 4096);
     REFUSED("seqs[1] page", s.pages[38] = 0);
     REFUSED("seqs[0] page", memset(s.pages + 32, 0, 6 * sizeof(s.pages[0])));
-    REFUSED("aligned", s.pages[20] = 4097);
+    REFUSED("aligned", s.pages[20] = 4098);
+    REFUSED("aligned", s.pages[20] = 4098 | QK_PAGE_HOST);
+    REFUSED("QK_PAGE_HOST on address 0", s.pages[20] = QK_PAGE_HOST);
+    REFUSED("QK_PAGE_HOST on address 0", s.pages[3] = QK_PAGE_HOST);
+    REFUSED("seqs[0] page 37: QK_PAGE_HOST", s.pages[37] |= QK_PAGE_HOST);
+    REFUSED("seqs[1] page 0: QK_PAGE_HOST", s.pages[38] |= QK_PAGE_HOST);
+    REFUSED("kv_class is 1", s.plan.kv_class = 1);
+    REFUSED("kv_class is 2", s.plan.kv_class = 2; s.params.layout_1 = s.params.layout);
+    REFUSED("kv_class", s.plan.kv_class = UINT32_MAX);
+    REFUSED("host_path", s.plan.host_path = 2);
+    REFUSED("host_path", s.plan.host_path = UINT32_MAX);
     REFUSED("partial function", s.params.partial = NULL);
     REFUSED("outside items", s.params.partial_max = 2);
     REFUSED("outputs[1].row", s.outputs[1].row = 5);
@@ -139,6 +149,23 @@ static void test_plan(void)
     REFUSED("presence_penalty", s.outputs[0].sampling.presence_penalty = NAN);
 
     sample_plan s;
+    set_up(&s);
+    for (int p = 16; p < 37; p++)
+        s.pages[p] |= QK_PAGE_HOST;
+    s.plan.host_path = QK_HOST_STREAM;
+    tap_ok(check(&s) == QK_OK, "host pages up to the last one before the rows pass %s", line);
+    s.seqs[0].start = 592; /* the first row begins page 37 */
+    s.seqs[0].n_rows = 3;
+    tap_ok(check(&s) == QK_OK, "also where the rows begin a page %s", line);
+    s.seqs[0].start = 591;
+    tap_ok(check(&s) == QK_INVALID, "and not where page 36 still is written: %s", line);
+    set_up(&s);
+    qk_kv_layout_page_major(&s.shape, QK_BF16, &s.params.layout_1);
+    s.plan.kv_class = 1;
+    s.pages[20] = 4098;
+    tap_ok(check(&s) == QK_OK, "kv_class 1 has layout_1's alignment %s", line);
+    s.plan.kv_class = 0;
+    tap_ok(check(&s) == QK_INVALID, "kv_class 0 does not: %s", line);
     set_up(&s);
     s.outputs[0].flags = QK_OUTPUT_LOGITS;
     s.params.logits_max = 2;
@@ -186,6 +213,12 @@ static void test_context(void)
     BAD_PARAMS("page", p.layout.page_bytes -= 4);
     BAD_PARAMS("overflow", p.layout.layer_stride = UINT64_MAX - 3);
     BAD_PARAMS("overflow", p.layout.v_offset = UINT64_MAX - 3);
+    BAD_PARAMS("layout_1", p.layout_1 = p.layout; p.layout_1.page_bytes -= 4);
+    BAD_PARAMS("layout_1", p.layout_1 = p.layout; p.layout_1.dtype = (qk_dtype)3);
+    BAD_PARAMS("layout_1", p.layout_1.page_bytes = 1);
+    p = s.params;
+    qk_kv_layout_page_major(&s.shape, QK_I8, &p.layout_1);
+    tap_ok(qk_check_context_params(&p, &s.shape, line, sizeof(line)) == QK_OK, "two layouts pass");
 
     qk_kv_layout l;
     qk_kv_layout_page_major(&fixture_medium, QK_BF16, &l);
@@ -262,7 +295,30 @@ static void test_int8_layout(void)
     s.pages[20] = 4098;
     tap_ok(check(&s) == QK_OK, "an int8 page on an even address passes %s", line);
     s.pages[20] = 4097;
-    tap_ok(check(&s) == QK_INVALID && strstr(line, "aligned to 2") != NULL, "an odd one does not: %s", line);
+    tap_ok(check(&s) == QK_OK, "and an odd one is a host page's %s", line);
+}
+
+static void test_host_memory(void)
+{
+    const struct {
+        uintptr_t host;
+        uint64_t bytes;
+        const char *word;
+    } bad[] = {
+        {0, 4096, "no address"},
+        {8192, 0, "0 bytes"},
+        {8192, 4095, "multiples of 4096"},
+        {8192, 6144, "multiples of 4096"},
+        {8192 + 64, 4096, "multiples of 4096"},
+        {8192, UINT64_MAX - 4095, "past the address space"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        line[0] = '\0';
+        tap_ok(qk_check_host_memory((void *)bad[i].host, bad[i].bytes, line, sizeof(line)) == QK_INVALID &&
+                   strstr(line, bad[i].word) != NULL,
+            "host memory: %s", line);
+    }
+    tap_ok(qk_check_host_memory((void *)(uintptr_t)8192, 4096, line, sizeof(line)) == QK_OK, "a good range");
 }
 
 static qk_status check_desc(const qk_model_desc *desc)
@@ -343,6 +399,7 @@ int main(void)
     test_plan();
     test_context();
     test_int8_layout();
+    test_host_memory();
     test_model();
     test_public();
     return tap_done();
