@@ -19,6 +19,12 @@ typedef struct {
 
     qk_status (*buffer_new)(qk_backend *backend, qk_memory memory, uint64_t bytes, qk_buffer **out);
     void (*buffer_free)(qk_buffer *buffer);
+    /* All three optional: registering and wrapping are then QK_UNSUPPORTED. The first two on any thread, also beside
+     * calls of the engine's: they write @error (never the backend's line) and touch nothing unguarded. */
+    qk_status (*host_register)(
+        qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size);
+    void (*host_unregister)(qk_backend *backend, void *host);
+    qk_status (*buffer_wrap)(qk_backend *backend, void *host, uint64_t bytes, qk_buffer **out);
     qk_status (*copy_submit)(qk_backend *backend, qk_stream stream, const qk_copy *copies, uint32_t n);
     qk_status (*fill_submit)(qk_backend *backend, qk_stream stream, qk_buffer *dst, uint64_t offset,
         uint64_t bytes, uint32_t word);
@@ -67,6 +73,12 @@ typedef struct {
 typedef struct {
     qk_backend *backend;
 } qk_event_head;
+
+/* The layout of the plan's pages; its kv_class is one that the context has. */
+static inline const qk_kv_layout *qk_plan_layout(const qk_plan *plan, const qk_context_params *params)
+{
+    return plan->kv_class == 0 ? &params->layout : &params->layout_1;
+}
 
 /* Checks a plan against the context's limits and the model's shape. @error: one line naming field, expected, found. */
 qk_status qk_plan_check(const qk_plan *plan, const qk_shape *shape, const qk_context_params *params,

@@ -9,6 +9,7 @@
 
 #define SPAN_PAGES  (QK_SPAN_TOKENS / QK_PAGE_TOKENS)
 #define DIM_MAX     (1u << 24) /* of any single dimension but the vocabulary's: keeps products within 64 bits */
+#define HOST_UNIT   4096u      /* of the caller's own host memory: the smallest page of an MMU */
 #define COUNT_MAX   (1u << 26) /* of rows, pages, outputs, ... in a context */
 #define VALUE(type) ((unsigned long long)(type))
 
@@ -26,7 +27,22 @@ __attribute__((format(printf, 3, 4))) static qk_status invalid(
 
 #define FAIL(...) return invalid(error, error_size, __VA_ARGS__)
 
-/* ---- Copies and fills ---------------------------------------------------------------------------------------- */
+/* ---- Memory, copies and fills ---------------------------------------------------------------------------------------- */
+
+qk_status qk_check_host_memory(const void *host, uint64_t bytes, char *error, size_t error_size)
+{
+    uint64_t address = (uint64_t)(uintptr_t)host, end;
+    if (host == NULL)
+        FAIL("host memory: no address");
+    if (bytes == 0)
+        FAIL("host memory: 0 bytes, expected at least %u", HOST_UNIT);
+    if (address % HOST_UNIT != 0 || bytes % HOST_UNIT != 0)
+        FAIL("host memory: %llu bytes at %#llx, expected multiples of %u", VALUE(bytes), VALUE(address),
+            HOST_UNIT);
+    if (__builtin_add_overflow(address, bytes, &end) || end > UINTPTR_MAX)
+        FAIL("host memory: %llu bytes at %#llx end past the address space", VALUE(bytes), VALUE(address));
+    return QK_OK;
+}
 
 static bool in_range(const qk_buffer *buffer, uint64_t offset, uint64_t bytes)
 {
@@ -187,20 +203,84 @@ static bool extent(uint64_t base, uint64_t n, uint64_t step, uint64_t *sum)
     return !__builtin_mul_overflow(n, step, &product) && !__builtin_add_overflow(base, product, sum);
 }
 
+static uint64_t element_bytes(const qk_kv_layout *layout)
+{
+    return layout->dtype == QK_F32 ? 4 : layout->dtype == QK_BF16 ? 2 : 1;
+}
+
+/* What a page's address and the strides between slices are multiples of: the element, or the scales' fp16. */
+static uint64_t page_alignment(const qk_kv_layout *layout)
+{
+    return layout->dtype == QK_F32 ? 4 : 2;
+}
+
+/* The scales of a slice lie behind its tokens, and no slice reaches into the next. @slice: a slice's bytes without its
+ * scales, then with them. */
+static qk_status check_scales(
+    const qk_kv_layout *layout, const qk_shape *shape, uint64_t *slice, char *error, size_t error_size)
+{
+    const uint64_t scales = QK_PAGE_TOKENS * sizeof(uint16_t);
+    if (layout->scale_offset % sizeof(uint16_t) != 0)
+        FAIL("layout: scale_offset %llu, expected a multiple of 2", VALUE(layout->scale_offset));
+    if (layout->scale_offset < *slice)
+        FAIL("layout: scale_offset %llu overlaps the tokens, expected at least %llu",
+            VALUE(layout->scale_offset), VALUE(*slice));
+    if (__builtin_add_overflow(layout->scale_offset, scales, slice))
+        FAIL("layout: scale_offset %llu overflows 64 bits", VALUE(layout->scale_offset));
+
+    /* From the smallest stride to the largest: what one step spans may not reach into the next. */
+    struct {
+        const char *name;
+        uint64_t stride, n;
+    } dims[] = {
+        {"v_offset", layout->v_offset, 2},
+        {"head_stride", layout->head_stride, shape->n_kv_heads},
+        {"layer_stride", layout->layer_stride, shape->n_layers},
+    };
+    uint64_t reach = *slice;
+    for (unsigned done = 0; done != 7;) {
+        unsigned next = 3;
+        for (unsigned d = 0; d < 3; d++)
+            if ((done & 1u << d) == 0 && (next == 3 || dims[d].stride < dims[next].stride))
+                next = d;
+        done |= 1u << next;
+        if (dims[next].n == 1)
+            continue;
+        if (dims[next].stride < reach)
+            FAIL("layout: %s %llu overlaps scales or tokens, expected at least %llu", dims[next].name,
+                VALUE(dims[next].stride), VALUE(reach));
+        if (!extent(reach, dims[next].n - 1, dims[next].stride, &reach))
+            FAIL("layout: strides overflow 64 bits");
+    }
+    return QK_OK;
+}
+
 qk_status qk_check_layout(const qk_kv_layout *layout, const qk_shape *shape, char *error, size_t error_size)
 {
-    if (layout->dtype != QK_F32 && layout->dtype != QK_BF16)
-        FAIL("layout: dtype %d, expected f32 or bf16", (int)layout->dtype);
-    const uint64_t element = layout->dtype == QK_F32 ? 4 : 2, row_bytes = element * shape->head_dim;
+    if (layout->dtype != QK_F32 && layout->dtype != QK_BF16 && layout->dtype != QK_I8)
+        FAIL("layout: dtype %d, expected f32, bf16 or int8", (int)layout->dtype);
+    const bool scaled = layout->dtype == QK_I8;
+    const uint64_t element = element_bytes(layout), unit = page_alignment(layout);
+    const uint64_t row_bytes = element * shape->head_dim;
     if (layout->token_stride < row_bytes)
         FAIL("layout: token_stride %u, expected at least %llu", layout->token_stride, VALUE(row_bytes));
-    if (layout->token_stride % element != 0 || layout->v_offset % element != 0 ||
-        layout->head_stride % element != 0 || layout->layer_stride % element != 0)
-        FAIL("layout: a stride is not a multiple of the element's %llu bytes", VALUE(element));
+    if (layout->token_stride % element != 0 || layout->v_offset % unit != 0 ||
+        layout->head_stride % unit != 0 || layout->layer_stride % unit != 0)
+        FAIL("layout: a stride is not a multiple of the %s %llu bytes", scaled ? "scale's" : "element's",
+            VALUE(unit));
 
-    uint64_t end;
-    if (!extent(row_bytes, QK_PAGE_TOKENS - 1, layout->token_stride, &end) ||
-        !extent(end, 1, layout->v_offset, &end) ||
+    uint64_t slice, end;
+    if (!extent(row_bytes, QK_PAGE_TOKENS - 1, layout->token_stride, &slice))
+        FAIL("layout: strides overflow 64 bits");
+    if (scaled) {
+        qk_status status = check_scales(layout, shape, &slice, error, error_size);
+        if (status != QK_OK)
+            return status;
+    } else if (layout->scale_offset != 0) {
+        FAIL(
+            "layout: scale_offset %llu, expected 0 for a layout without scales", VALUE(layout->scale_offset));
+    }
+    if (!extent(slice, 1, layout->v_offset, &end) ||
         !extent(end, shape->n_kv_heads - 1, layout->head_stride, &end) ||
         !extent(end, shape->n_layers - 1, layout->layer_stride, &end))
         FAIL("layout: strides overflow 64 bits");
@@ -237,7 +317,13 @@ qk_status qk_check_context_params(
         FAIL("context: logits_max %u above outputs_max %u", params->logits_max, params->outputs_max);
     if (params->partial_max > 0 && params->partial == NULL)
         FAIL("context: partial_max %u without a partial function", params->partial_max);
-    return qk_check_layout(&params->layout, shape, error, error_size);
+    qk_status status = qk_check_layout(&params->layout, shape, error, error_size);
+    if (status != QK_OK || params->layout_1.page_bytes == 0)
+        return status;
+    char line[160];
+    if (qk_check_layout(&params->layout_1, shape, line, sizeof(line)) != QK_OK)
+        FAIL("context: layout_1: %s", line);
+    return QK_OK;
 }
 
 /* ---- Plans --------------------------------------------------------------------------------------------------- */
@@ -258,20 +344,29 @@ qk_status qk_check_sampling(const qk_sampling *s, char *error, size_t error_size
     return QK_OK;
 }
 
-/* The sequence's pages: those outside are whole spans that end before its new rows. Adds their items. */
+/* The sequence's pages: those outside are whole spans that end before its new rows, those in host memory end there
+ * too. Adds the outside items. */
 static qk_status check_pages(const qk_plan *plan, uint32_t s, const qk_context_params *params,
     uint64_t *n_items, char *error, size_t error_size)
 {
     const qk_seq *seq = &plan->seqs[s];
     const uint64_t *pages = plan->pages + seq->page_begin;
-    const uint64_t element = params->layout.dtype == QK_F32 ? 4 : 2;
+    const uint64_t unit = page_alignment(qk_plan_layout(plan, params));
     for (uint32_t first = 0; first < seq->n_pages; first += SPAN_PAGES) {
         uint32_t n = seq->n_pages - first < SPAN_PAGES ? seq->n_pages - first : SPAN_PAGES, n_outside = 0;
         for (uint32_t p = first; p < first + n; p++) {
+            const uint64_t address = pages[p] & ~(uint64_t)QK_PAGE_HOST;
+            const bool in_host = (pages[p] & QK_PAGE_HOST) != 0;
             n_outside += pages[p] == 0;
-            if (pages[p] % element != 0)
-                FAIL("plan: seqs[%u] page %u: address %#llx is not aligned to %llu", s, p, VALUE(pages[p]),
-                    VALUE(element));
+            if (address % unit != 0)
+                FAIL("plan: seqs[%u] page %u: address %#llx is not aligned to %llu", s, p, VALUE(address),
+                    VALUE(unit));
+            if (in_host && address == 0)
+                FAIL("plan: seqs[%u] page %u: QK_PAGE_HOST on address 0", s, p);
+            if (in_host && ((uint64_t)p + 1) * QK_PAGE_TOKENS > seq->start)
+                FAIL("plan: seqs[%u] page %u: QK_PAGE_HOST on a page that the step writes, from position %u "
+                     "on",
+                    s, p, seq->start);
         }
         if (n_outside == 0)
             continue;
@@ -369,6 +464,12 @@ qk_status qk_plan_check(const qk_plan *plan, const qk_shape *shape, const qk_con
         if (counts[i].value < counts[i].min || counts[i].value > counts[i].max)
             FAIL("plan: %s is %u, expected %u to %u", counts[i].name, counts[i].value, counts[i].min,
                 counts[i].max);
+    if (plan->kv_class > 1 || (plan->kv_class == 1 && params->layout_1.page_bytes == 0))
+        FAIL("plan: kv_class is %u, expected %s", plan->kv_class,
+            params->layout_1.page_bytes == 0 ? "0: the context has no layout_1" : "0 or 1");
+    if (plan->host_path > QK_HOST_STREAM)
+        FAIL("plan: host_path is %u, expected %u or %u", plan->host_path, (unsigned)QK_HOST_READ,
+            (unsigned)QK_HOST_STREAM);
     for (uint32_t r = 0; r < plan->n_rows; r++) {
         int32_t token = plan->tokens[r];
         if (token >= 0 && (uint32_t)token >= shape->vocab)

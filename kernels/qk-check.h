@@ -6,6 +6,8 @@
 #pragma once
 #include "kernels/qk-backend.h"
 
+/* What may be registered and wrapped. */
+qk_status qk_check_host_memory(const void *host, uint64_t bytes, char *error, size_t error_size);
 qk_status qk_check_copies(const qk_backend *backend, qk_stream stream, const qk_copy *copies, uint32_t n,
     char *error, size_t error_size);
 qk_status qk_check_fill(const qk_backend *backend, qk_stream stream, const qk_buffer *dst, uint64_t offset,

@@ -42,9 +42,18 @@ struct mock_op {
     };
 };
 
+/* Registered host memory. */
+typedef struct mock_region {
+    unsigned char *host;
+    uint64_t bytes;
+    struct mock_region *next;
+} mock_region;
+
 typedef struct mock_buffer {
     qk_buffer base;
     unsigned char *bytes; /* where it really is */
+    bool wrapped;         /* the caller's memory */
+    mock_region *region;  /* wrapped: what makes its address valid; NULL when not registered, or no more */
     struct mock_buffer *next;
 } mock_buffer;
 
@@ -61,10 +70,11 @@ struct qk_mock {
     uint64_t next_serial;
     bool quit, lost;
 
-    uint64_t random, address_offset;
-    uint32_t delay_us_max, fail_alloc, lose_at;
+    uint64_t random, address_offset, host_offset; /* host_offset: of registered memory's addresses */
+    uint32_t delay_us_max, fail_alloc, lose_at, refuse_register;
     uint64_t memory_bytes;
     mock_buffer *buffers;
+    mock_region *regions;
     qk_mock_stats stats;
     char error[256], device[96];
 };
@@ -93,12 +103,14 @@ void qk_mock_uncharge(qk_mock *mock, uint64_t device_bytes);
 
 /* With lock held. Appends @op; wakes the worker. */
 void qk_mock_enqueue(qk_mock *mock, qk_stream stream, mock_op *op);
-/* With lock held. The real address of [address, address + bytes), or 0 when no live buffer has all of it. */
-uint64_t qk_mock_translate(const qk_mock *mock, uint64_t address, uint64_t bytes);
+/* With lock held. The real address of [page, page + bytes), with @page's QK_PAGE_HOST, or 0 when no live buffer has all
+ * of it, or one in device memory has a page that is called the host's. */
+uint64_t qk_mock_translate(const qk_mock *mock, uint64_t page, uint64_t bytes);
 uint64_t qk_mock_random(qk_mock *mock); /* with lock held */
 
 /* Runs a step that the worker has dequeued. Lock held on entry and return, not in between. */
 void qk_mock_step_run(qk_mock *mock, mock_step *step);
-/* Whether a submitted step has pages in [begin, end) of real memory. Lock held. */
-bool qk_mock_step_touches(const mock_step *step, uint64_t begin, uint64_t end);
+/* Whether a submitted step has pages in [begin, end) of real memory. @outside: pages at address 0 too, which the
+ * partial function reads there. Lock held. */
+bool qk_mock_step_touches(const mock_step *step, uint64_t begin, uint64_t end, bool outside);
 void qk_mock_model_ops(qk_backend_ops *ops); /* sets the entries for models, contexts, steps */

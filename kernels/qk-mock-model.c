@@ -6,7 +6,9 @@
  *  3. Results are copied out when the step is over. Read earlier, they are those of the step before.
  *  4. A step cancelled while it waits may be given up at once, or run and be cancelled inside, by chance.
  *  5. The CPU backend's token slots and histories are used as they are: it runs the steps in submission order.
- * Device memory that is counted: weights, and all that the CPU backend says a context takes. */
+ *  6. Host pages are computed in place whatever the plan's path; the ring is only counted, and asked for where a card
+ *     would stream through it.
+ * Device memory that is counted: weights, the ring, and all that the CPU backend says a context takes. */
 #include "kernels/qk-mock-internal.h"
 
 #include <stdio.h>
@@ -174,8 +176,11 @@ static qk_status mock_context_measure(qk_model *base, const qk_context_params *p
     if (status != QK_OK)
         qk_mock_fail(mock, status, "%s", qk_backend_error(mock->inner));
     pthread_mutex_unlock(&mock->inner_lock);
+    if (status == QK_OK &&
+        __builtin_add_overflow(inner.device_bytes + inner.host_bytes, params->ring_bytes, &out->device_bytes))
+        status = qk_mock_fail(
+            mock, QK_NO_MEMORY, "mock: a ring of %llu bytes", (unsigned long long)params->ring_bytes);
     if (status == QK_OK) {
-        out->device_bytes = inner.device_bytes + inner.host_bytes;
         out->host_bytes = 2 * result_bytes(&model->head.shape, params);
     }
     return status;
@@ -279,6 +284,7 @@ static void step_free_memory(mock_step *step)
     free(step->plan.tokens);
     free(step->plan.seqs);
     free(step->plan.pages);
+    free(step->plan.host_pages);
     free(step->plan.outputs);
     free(step->outputs);
     free(step->logits);
@@ -305,12 +311,15 @@ static qk_status mock_step_new(qk_context *base, qk_step **out)
     step->plan.tokens = calloc(params->rows_max, sizeof(*step->plan.tokens));
     step->plan.seqs = calloc(params->seqs_max, sizeof(*step->plan.seqs));
     step->plan.pages = calloc(params->pages_max, sizeof(*step->plan.pages));
+    if (params->partial_max > 0)
+        step->plan.host_pages = calloc(params->pages_max, sizeof(*step->plan.host_pages));
     step->plan.outputs = calloc(n_outputs + 1, sizeof(*step->plan.outputs));
     step->outputs = calloc(n_outputs + 1, sizeof(*step->outputs));
     if (params->logits_max > 0)
         step->logits = calloc(n_outputs * vocab, sizeof(float));
     if (step->plan.tokens == NULL || step->plan.seqs == NULL || step->plan.pages == NULL ||
         step->plan.outputs == NULL || step->outputs == NULL ||
+        (params->partial_max > 0 && step->plan.host_pages == NULL) ||
         (params->logits_max > 0 && step->logits == NULL)) {
         step_free_memory(step);
         return qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a step");
@@ -359,22 +368,58 @@ static const qk_context_params *step_params(const mock_step *step)
     return &((const qk_context_head *)step->head.context)->params;
 }
 
-/* Translates the pages that @plan's sequences name into @to. Lock held. Returns the first index that lies in no live
- * buffer, or n_pages. */
+static uint64_t page_bytes(const mock_step *step, const qk_plan *plan)
+{
+    return qk_plan_layout(plan, step_params(step))->page_bytes;
+}
+
+/* Translates the pages that @plan's sequences name into @to. Lock held. Returns the first index that is refused, or
+ * n_pages. */
 static uint32_t translate_pages(const qk_mock *mock, const mock_step *step, const qk_plan *plan, uint64_t *to)
 {
-    uint64_t page_bytes = step_params(step)->layout.page_bytes;
+    const uint64_t bytes = page_bytes(step, plan);
     for (uint32_t s = 0; s < plan->n_seqs; s++) {
         const qk_seq *seq = &plan->seqs[s];
         for (uint32_t p = seq->page_begin; p < seq->page_begin + seq->n_pages; p++) {
             if (plan->pages[p] == 0)
                 continue;
-            to[p] = qk_mock_translate(mock, plan->pages[p], page_bytes);
+            to[p] = qk_mock_translate(mock, plan->pages[p], bytes);
             if (to[p] == 0)
                 return p;
         }
     }
     return plan->n_pages;
+}
+
+/* What a card does with host pages needs its ring: QK_HOST_STREAM, and every step in which a sequence has many rows. */
+static bool lacks_ring(const mock_step *step)
+{
+    const qk_plan *plan = &step->plan;
+    bool has_host = false, streams = plan->host_path == QK_HOST_STREAM;
+    for (uint32_t s = 0; s < plan->n_seqs; s++) {
+        const qk_seq *seq = &plan->seqs[s];
+        streams = streams || seq->n_rows > 1;
+        for (uint32_t p = seq->page_begin; p < seq->page_begin + seq->n_pages; p++)
+            has_host = has_host || (plan->pages[p] & QK_PAGE_HOST) != 0;
+    }
+    return has_host && streams && step_params(step)->ring_bytes == 0;
+}
+
+/* All but the pages' addresses. */
+static void copy_plan(qk_plan *to, const qk_plan *from)
+{
+    to->n_rows = from->n_rows;
+    to->n_seqs = from->n_seqs;
+    to->n_pages = from->n_pages;
+    to->n_outputs = from->n_outputs;
+    to->kv_class = from->kv_class;
+    to->host_path = from->host_path;
+    memcpy(to->tokens, from->tokens, from->n_rows * sizeof(*from->tokens));
+    memcpy(to->seqs, from->seqs, from->n_seqs * sizeof(*from->seqs));
+    if (from->host_pages != NULL)
+        memcpy(to->host_pages, from->host_pages, from->n_pages * sizeof(*from->host_pages));
+    if (from->n_outputs > 0)
+        memcpy(to->outputs, from->outputs, from->n_outputs * sizeof(*from->outputs));
 }
 
 static qk_status mock_step_submit(qk_step *base)
@@ -385,16 +430,12 @@ static qk_status mock_step_submit(qk_step *base)
     if (status != QK_OK)
         return status;
     const qk_plan *plan = &step->plan;
+    if (lacks_ring(step))
+        return qk_mock_fail(mock, QK_UNSUPPORTED,
+            "plan: host pages to stream, but the context has no ring (ring_bytes is 0)");
     qk_plan *inner = qk_step_plan(step->inner); /* idle as this step is */
-    inner->n_rows = plan->n_rows;
-    inner->n_seqs = plan->n_seqs;
-    inner->n_pages = plan->n_pages;
-    inner->n_outputs = plan->n_outputs;
-    memcpy(inner->tokens, plan->tokens, plan->n_rows * sizeof(*plan->tokens));
-    memcpy(inner->seqs, plan->seqs, plan->n_seqs * sizeof(*plan->seqs));
+    copy_plan(inner, plan);
     memset(inner->pages, 0, plan->n_pages * sizeof(*plan->pages));
-    if (plan->n_outputs > 0)
-        memcpy(inner->outputs, plan->outputs, plan->n_outputs * sizeof(*plan->outputs));
 
     pthread_mutex_lock(&mock->lock);
     uint32_t bad = translate_pages(mock, step, plan, inner->pages);
@@ -405,9 +446,10 @@ static qk_status mock_step_submit(qk_step *base)
     }
     pthread_mutex_unlock(&mock->lock);
     if (bad < plan->n_pages)
-        return qk_mock_fail(mock, QK_INVALID, "plan: pages[%u] at %#llx: no live buffer has %llu bytes there",
-            bad, (unsigned long long)plan->pages[bad],
-            (unsigned long long)step_params(step)->layout.page_bytes);
+        return qk_mock_fail(mock, QK_INVALID,
+            "plan: pages[%u] at %#llx: no live buffer has %llu bytes%s there", bad,
+            (unsigned long long)plan->pages[bad], (unsigned long long)page_bytes(step, plan),
+            (plan->pages[bad] & QK_PAGE_HOST) != 0 ? " of registered host memory" : "");
     return qk_mock_check_lost(mock);
 }
 
@@ -416,27 +458,37 @@ static bool plan_unchanged(const qk_mock *mock, const mock_step *step)
 {
     const qk_plan *a = &step->plan, *b = qk_step_plan(step->inner);
     if (a->n_rows != b->n_rows || a->n_seqs != b->n_seqs || a->n_pages != b->n_pages ||
-        a->n_outputs != b->n_outputs)
+        a->n_outputs != b->n_outputs || a->kv_class != b->kv_class || a->host_path != b->host_path)
         return false;
     if (memcmp(a->tokens, b->tokens, a->n_rows * sizeof(*a->tokens)) != 0 ||
         memcmp(a->seqs, b->seqs, a->n_seqs * sizeof(*a->seqs)) != 0 ||
         (a->n_outputs > 0 && memcmp(a->outputs, b->outputs, a->n_outputs * sizeof(*a->outputs)) != 0))
         return false;
-    for (uint32_t s = 0; s < a->n_seqs; s++)
-        for (uint32_t p = a->seqs[s].page_begin; p < a->seqs[s].page_begin + a->seqs[s].n_pages; p++)
-            if (b->pages[p] != (a->pages[p] == 0 ? 0
-                                                 : qk_mock_translate(mock, a->pages[p],
-                                                       step_params(step)->layout.page_bytes)))
+    const uint64_t bytes = page_bytes(step, a);
+    for (uint32_t s = 0; s < a->n_seqs; s++) {
+        for (uint32_t p = a->seqs[s].page_begin; p < a->seqs[s].page_begin + a->seqs[s].n_pages; p++) {
+            if (b->pages[p] != (a->pages[p] == 0 ? 0 : qk_mock_translate(mock, a->pages[p], bytes)))
                 return false;
+            if (a->pages[p] == 0 && a->host_pages[p] != b->host_pages[p])
+                return false;
+        }
+    }
     return true;
 }
 
-bool qk_mock_step_touches(const mock_step *step, uint64_t begin, uint64_t end)
+bool qk_mock_step_touches(const mock_step *step, uint64_t begin, uint64_t end, bool outside)
 {
     const qk_plan *plan = qk_step_plan(step->inner);
-    for (uint32_t p = 0; p < plan->n_pages; p++)
-        if (plan->pages[p] >= begin && plan->pages[p] < end)
-            return true;
+    for (uint32_t s = 0; s < plan->n_seqs; s++) {
+        const qk_seq *seq = &plan->seqs[s];
+        for (uint32_t p = seq->page_begin; p < seq->page_begin + seq->n_pages; p++) {
+            uint64_t at = plan->pages[p];
+            if (at == 0 && outside)
+                at = (uint64_t)(uintptr_t)plan->host_pages[p];
+            if (at >= begin && at < end)
+                return true;
+        }
+    }
     return false;
 }
 

@@ -9,8 +9,9 @@
  *  4. When the device is lost all queued operations are dropped, all waits return, and nothing runs any more.
  *
  * Device memory is real memory under false addresses: shifted by a constant into the part of the address space that no
- * host pointer can have, so a host that dereferences one faults. Fresh and freed memory holds garbage. Freeing a buffer
- * that queued work names is a caller's bug and aborts. Threads: the engine's, the worker, and any for query. */
+ * host pointer can have, so a host that dereferences one faults. Registered host memory has false addresses too, by
+ * another constant. Fresh and freed memory holds garbage. Freeing a buffer that queued work names is a caller's bug and
+ * aborts. Threads: the engine's, the worker, and any for query, register and unregister. */
 #include "kernels/qk-mock-internal.h"
 
 #include <assert.h>
@@ -307,9 +308,22 @@ static bool op_touches(const mock_op *op, const mock_buffer *buffer)
     case MOCK_FILL:
         return op->fill.dst == &buffer->base;
     case MOCK_STEP:
-        return qk_mock_step_touches(op->step, begin, begin + buffer->base.bytes);
+        return qk_mock_step_touches(op->step, begin, begin + buffer->base.bytes, !buffer->wrapped);
     default:
         return false;
+    }
+}
+
+/* Lock held. */
+static void abort_in_flight(const qk_mock *mock, const mock_buffer *buffer, const char *what)
+{
+    bool in_flight = mock->running != NULL && op_touches(mock->running, buffer);
+    for (uint32_t s = 0; s < QK_N_STREAMS; s++)
+        for (const mock_op *op = mock->heads[s]; op != NULL; op = op->next)
+            in_flight = in_flight || op_touches(op, buffer);
+    if (in_flight) {
+        fprintf(stderr, "mock: %s while work that touches it is in flight\n", what);
+        abort();
     }
 }
 
@@ -318,14 +332,7 @@ static void mock_buffer_free(qk_buffer *base)
     qk_mock *mock = (qk_mock *)base->backend;
     mock_buffer *buffer = (mock_buffer *)base;
     pthread_mutex_lock(&mock->lock);
-    bool in_flight = mock->running != NULL && op_touches(mock->running, buffer);
-    for (uint32_t s = 0; s < QK_N_STREAMS; s++)
-        for (const mock_op *op = mock->heads[s]; op != NULL; op = op->next)
-            in_flight = in_flight || op_touches(op, buffer);
-    if (in_flight) {
-        fputs("mock: a buffer is freed while work that touches it is in flight\n", stderr);
-        abort();
-    }
+    abort_in_flight(mock, buffer, "a buffer is freed");
     mock_buffer **at = &mock->buffers;
     while (*at != buffer)
         at = &(*at)->next;
@@ -334,19 +341,119 @@ static void mock_buffer_free(qk_buffer *base)
     pthread_mutex_unlock(&mock->lock);
     if (base->memory == QK_MEMORY_DEVICE)
         qk_mock_uncharge(mock, base->bytes);
-    memset(buffer->bytes, 0xdb, base->bytes);
-    free(buffer->bytes);
+    if (!buffer->wrapped) {
+        memset(buffer->bytes, 0xdb, base->bytes);
+        free(buffer->bytes);
+    }
     free(buffer);
 }
 
-uint64_t qk_mock_translate(const qk_mock *mock, uint64_t address, uint64_t bytes)
+uint64_t qk_mock_translate(const qk_mock *mock, uint64_t page, uint64_t bytes)
 {
+    const uint64_t bit = page & QK_PAGE_HOST, address = page - bit;
     for (const mock_buffer *b = mock->buffers; b != NULL; b = b->next) {
+        if ((b->wrapped && b->region == NULL) || (bit != 0 && b->base.memory == QK_MEMORY_DEVICE))
+            continue;
         uint64_t offset = address - b->base.address; /* wraps to more than any size when below */
         if (offset < b->base.bytes && bytes <= b->base.bytes - offset)
-            return (uint64_t)(uintptr_t)b->bytes + offset;
+            return ((uint64_t)(uintptr_t)b->bytes + offset) | bit;
     }
     return 0;
+}
+
+/* ---- The caller's own host memory ---- */
+
+static qk_status mock_host_register(
+    qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size)
+{
+    qk_mock *mock = (qk_mock *)backend;
+    mock_region *region = calloc(1, sizeof(*region));
+    if (region == NULL) {
+        snprintf(error, error_size, "mock: no host memory for a registration");
+        return QK_NO_MEMORY;
+    }
+    *region = (mock_region){.host = host, .bytes = bytes};
+    qk_status status = QK_OK;
+    pthread_mutex_lock(&mock->lock);
+    bool refused =
+        mock->refuse_register == QK_MOCK_ALL || (mock->refuse_register > 0 && --mock->refuse_register == 0);
+    bool overlaps = false;
+    for (const mock_region *r = mock->regions; r != NULL; r = r->next)
+        overlaps = overlaps || (r->host < region->host + bytes && region->host < r->host + r->bytes);
+    if (mock->lost) {
+        status = QK_DEVICE_LOST;
+        snprintf(error, error_size, "mock: the device was lost on request");
+    } else if (overlaps) {
+        status = QK_INVALID;
+        snprintf(error, error_size, "mock: %llu bytes at %p are registered already, in part or whole",
+            (unsigned long long)bytes, host);
+    } else if (refused) {
+        status = QK_NO_MEMORY;
+        snprintf(error, error_size, "mock: registering %llu bytes is refused on request",
+            (unsigned long long)bytes);
+    } else {
+        region->next = mock->regions;
+        mock->regions = region;
+        mock->stats.n_registered++;
+        mock->stats.registered_bytes += bytes;
+        region = NULL;
+    }
+    pthread_mutex_unlock(&mock->lock);
+    free(region);
+    return status;
+}
+
+/* After a loss nothing is in flight any more: it only forgets. */
+static void mock_host_unregister(qk_backend *backend, void *host)
+{
+    qk_mock *mock = (qk_mock *)backend;
+    pthread_mutex_lock(&mock->lock);
+    mock_region **at = &mock->regions;
+    while (*at != NULL && (*at)->host != host)
+        at = &(*at)->next;
+    mock_region *region = *at;
+    if (region != NULL) {
+        for (mock_buffer *b = mock->buffers; b != NULL; b = b->next) {
+            if (b->region != region)
+                continue;
+            if (!mock->lost)
+                abort_in_flight(mock, b, "host memory is unregistered");
+            b->region = NULL;
+        }
+        *at = region->next;
+        mock->stats.n_registered--;
+        mock->stats.registered_bytes -= region->bytes;
+    }
+    pthread_mutex_unlock(&mock->lock);
+    free(region);
+}
+
+static qk_status mock_buffer_wrap(qk_backend *backend, void *host, uint64_t bytes, qk_buffer **out)
+{
+    qk_mock *mock = (qk_mock *)backend;
+    qk_status status = qk_mock_check_lost(mock);
+    if (status == QK_OK)
+        status = qk_mock_charge(mock, 0, "a buffer around host memory");
+    if (status != QK_OK)
+        return status;
+    mock_buffer *buffer = calloc(1, sizeof(*buffer));
+    if (buffer == NULL)
+        return qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a buffer");
+    buffer->bytes = host;
+    buffer->wrapped = true;
+    buffer->base = (qk_buffer){.backend = backend, .memory = QK_MEMORY_HOST, .bytes = bytes, .host = host};
+    pthread_mutex_lock(&mock->lock);
+    for (mock_region *r = mock->regions; r != NULL; r = r->next)
+        if (r->host <= buffer->bytes && buffer->bytes + bytes <= r->host + r->bytes)
+            buffer->region = r;
+    if (buffer->region != NULL)
+        buffer->base.address = (uint64_t)(uintptr_t)host + mock->host_offset;
+    buffer->next = mock->buffers;
+    mock->buffers = buffer;
+    mock->stats.n_buffers++;
+    pthread_mutex_unlock(&mock->lock);
+    *out = &buffer->base;
+    return QK_OK;
 }
 
 /* ---- Copies and fills ---- */
@@ -498,6 +605,10 @@ static void mock_close(qk_backend *backend)
     qk_mock *mock = (qk_mock *)backend;
     assert(mock->buffers == NULL);
     pthread_mutex_lock(&mock->lock);
+    if (mock->regions != NULL) {
+        fputs("mock: host memory is still registered when the backend is freed\n", stderr);
+        abort();
+    }
     mock->quit = true;
     pthread_cond_signal(&mock->work);
     pthread_mutex_unlock(&mock->lock);
@@ -557,6 +668,9 @@ static qk_backend_ops mock_ops = {
     .measure = mock_measure,
     .buffer_new = mock_buffer_new,
     .buffer_free = mock_buffer_free,
+    .host_register = mock_host_register,
+    .host_unregister = mock_host_unregister,
+    .buffer_wrap = mock_buffer_wrap,
     .copy_submit = mock_copy_submit,
     .fill_submit = mock_fill_submit,
     .event_new = mock_event_new,
@@ -592,10 +706,12 @@ qk_status qk_mock_open(const qk_mock_options *options, qk_backend **out, char *e
     mock->random = options->seed;
     /* Bits 47 and up of a host pointer are 0; here bit 54 is set. */
     mock->address_offset = (0x40 | (qk_mock_random(mock) & 0x3f)) << 48;
+    mock->host_offset = (0x80 | (qk_mock_random(mock) & 0x3f)) << 48;
     mock->delay_us_max = options->delay_us_max;
     mock->memory_bytes = options->memory_bytes;
     mock->fail_alloc = options->fail_alloc;
     mock->lose_at = options->lose_at;
+    mock->refuse_register = options->refuse_register;
     pthread_mutex_init(&mock->lock, NULL);
     pthread_mutex_init(&mock->inner_lock, NULL);
     pthread_cond_init(&mock->work, NULL);
@@ -623,6 +739,14 @@ void qk_mock_lose_at(qk_backend *backend, uint32_t nth)
     qk_mock *mock = (qk_mock *)backend;
     pthread_mutex_lock(&mock->lock);
     mock->lose_at = nth;
+    pthread_mutex_unlock(&mock->lock);
+}
+
+void qk_mock_refuse_register(qk_backend *backend, uint32_t nth)
+{
+    qk_mock *mock = (qk_mock *)backend;
+    pthread_mutex_lock(&mock->lock);
+    mock->refuse_register = nth;
     pthread_mutex_unlock(&mock->lock);
 }
 

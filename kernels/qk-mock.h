@@ -2,13 +2,17 @@
  * device memory has addresses that the host cannot dereference, work and copies finish late and, across streams, in a
  * random order that the events allow, and faults are injected on request. It computes the CPU backend's bits. It also
  * catches callers: a plan whose pages lie in no live buffer or that changes after the submit ends as QK_INVALID, and
- * freeing a buffer that queued work names aborts. Weights are copied at load. Built into the tests only. */
+ * freeing a buffer or unregistering memory that queued work names aborts, as does memory still registered at the end.
+ * Registered memory has an address that is not the host's; QK_PAGE_HOST on a page in device memory is refused, and
+ * streaming needs a ring, whose bytes count as device memory. Weights are copied at load. Built into the tests only. */
 #pragma once
 #include "kernels/qk.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#define QK_MOCK_ALL UINT32_MAX
 
 typedef struct {
     uint64_t seed;         /* of the random order and delays */
@@ -21,17 +25,22 @@ typedef struct {
     uint32_t
         lose_at; /* the nth step, copy (each one of an array) or fill enqueued from now loses the device when
                               its turn comes, as a real device that faults; 0: never */
+    uint32_t
+        refuse_register; /* the nth registering from now is refused as by a system that pins no more (1 = the next);
+                                 QK_MOCK_ALL: each; 0: none */
     uint32_t n_threads; /* of the CPU backend inside */
     const char *isa;
 } qk_mock_options;
 
 qk_status qk_mock_open(const qk_mock_options *options, qk_backend **out, char *error, size_t error_size);
-void qk_mock_fail_alloc(qk_backend *mock, uint32_t nth); /* from now */
-void qk_mock_lose_at(qk_backend *mock, uint32_t nth);    /* from now */
+void qk_mock_fail_alloc(qk_backend *mock, uint32_t nth);      /* from now */
+void qk_mock_lose_at(qk_backend *mock, uint32_t nth);         /* from now */
+void qk_mock_refuse_register(qk_backend *mock, uint32_t nth); /* from now, or QK_MOCK_ALL, or 0 */
 
 typedef struct {
     uint64_t n_steps, n_copies;               /* that ran */
     uint64_t n_buffers;                       /* that exist */
+    uint64_t n_registered, registered_bytes;  /* host memory that is registered */
     uint64_t device_bytes, device_bytes_peak; /* in use, and the most ever */
     uint64_t n_reordered; /* operations that ran before one submitted earlier on another stream */
 } qk_mock_stats;

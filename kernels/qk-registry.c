@@ -263,6 +263,35 @@ void qk_buffer_free(qk_buffer *buffer)
         buffer->backend->ops->buffer_free(buffer);
 }
 
+/* Any thread: leaves the backend's line alone. */
+qk_status qk_host_register(qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size)
+{
+    qk_status status = qk_check_host_memory(host, bytes, error, error_size);
+    if (status != QK_OK)
+        return status;
+    if (backend->ops->host_register != NULL)
+        return backend->ops->host_register(backend, host, bytes, error, error_size);
+    snprintf(error, error_size, "%s: this backend registers no host memory", backend->ops->name);
+    return QK_UNSUPPORTED;
+}
+
+void qk_host_unregister(qk_backend *backend, void *host)
+{
+    if (backend->ops->host_unregister != NULL)
+        backend->ops->host_unregister(backend, host);
+}
+
+qk_status qk_buffer_wrap(qk_backend *backend, void *host, uint64_t bytes, qk_buffer **out)
+{
+    *out = NULL;
+    CHECK(backend, qk_check_host_memory(host, bytes, error, error_size));
+    if (backend->ops->buffer_wrap != NULL)
+        return backend->ops->buffer_wrap(backend, host, bytes, out);
+    snprintf(backend->check_error, sizeof(backend->check_error), "%s: this backend wraps no host memory",
+        backend->ops->name);
+    return QK_UNSUPPORTED;
+}
+
 qk_status qk_copy_submit(qk_backend *backend, qk_stream stream, const qk_copy *copies, uint32_t n)
 {
     CHECK(backend, qk_check_copies(backend, stream, copies, n, error, error_size));
@@ -339,12 +368,15 @@ void qk_model_free(qk_model *model)
 void qk_kv_layout_page_major(const qk_shape *shape, qk_dtype dtype, qk_kv_layout *out)
 {
     const uint32_t element = dtype == QK_F32 ? 4 : dtype == QK_BF16 ? 2 : 1;
+    const bool scaled = dtype == QK_I8;
     out->dtype = dtype;
     out->token_stride = shape->head_dim * element;
-    out->v_offset = (uint64_t)out->token_stride * QK_PAGE_TOKENS;
+    const uint64_t tokens_bytes = (uint64_t)out->token_stride * QK_PAGE_TOKENS;
+    out->scale_offset = scaled ? tokens_bytes : 0;
+    out->v_offset = tokens_bytes + (scaled ? QK_PAGE_TOKENS * sizeof(uint16_t) : 0);
     out->head_stride = 2 * out->v_offset;
     out->layer_stride = out->head_stride * shape->n_kv_heads;
-    out->page_bytes = out->layer_stride * shape->n_layers;
+    out->page_bytes = (out->layer_stride * shape->n_layers + 63) / 64 * 64;
 }
 
 /* ---- Contexts and steps -------------------------------------------------------------------------------------- */

@@ -128,7 +128,7 @@ static void attend_span(const layer_call *call, const qk_cpu_tile *tile, uint32_
     qk_cpu_context *ctx = call->ap->ctx;
     const qk_plan *plan = call->ap->plan;
     const qk_seq *seq = &plan->seqs[tile->seq];
-    const qk_kv_layout *layout = &ctx->head.params.layout;
+    const qk_kv_layout *layout = qk_cpu_layout(ctx, plan);
     const uint32_t dim = ((qk_cpu_model *)ctx->head.model)->head.shape.head_dim;
     const void *k_pages[SPAN_PAGES], *v_pages[SPAN_PAGES];
     uint32_t n_keys[QK_CPU_ATTEND_ROWS_MAX];
@@ -144,7 +144,8 @@ static void attend_span(const layer_call *call, const qk_cpu_tile *tile, uint32_
     const uint32_t n_pages = (n_keys[n - 1] + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
     const uint64_t offset = call->layer * layout->layer_stride + kv_head * layout->head_stride;
     for (uint32_t p = 0; p < n_pages; p++) {
-        const char *page = (const char *)(uintptr_t)plan->pages[seq->page_begin + span * SPAN_PAGES + p];
+        const uint64_t address = plan->pages[seq->page_begin + span * SPAN_PAGES + p];
+        const char *page = (const char *)(uintptr_t)(address & ~(uint64_t)QK_PAGE_HOST);
         k_pages[p] = page + offset;
         v_pages[p] = page + offset + layout->v_offset;
     }
@@ -161,12 +162,9 @@ static void attend_span(const layer_call *call, const qk_cpu_tile *tile, uint32_
         .out = outs,
         .lse = lses,
         .scratch = scratch,
+        .scale_offset = layout->scale_offset,
     };
-    const qk_cpu_ops *ops = ((qk_cpu_backend *)ctx->head.backend)->ops;
-    if (layout->dtype == QK_BF16)
-        ops->attend_bf16(&a);
-    else
-        ops->attend_f32(&a);
+    qk_cpu_attend_pages(((qk_cpu_backend *)ctx->head.backend)->ops, layout->dtype, &a);
 }
 
 /* All spans of a (tile, kv head), from the first to the last, into ctx->attn. A span's result comes from the outside
@@ -231,6 +229,7 @@ static void run_job(void *user, uint32_t index, uint32_t worker)
     const qk_shape *shape = &((qk_cpu_model *)ctx->head.model)->head.shape;
     if (ap->n_items > 0 && index-- == 0) {
         const qk_partial_args args = {
+            .plan = ap->plan,
             .layer = call->layer,
             .n_items = ap->n_items,
             .items = ctx->items,
@@ -272,51 +271,5 @@ qk_status qk_cpu_attend_layer(const qk_cpu_attend_plan *ap, uint32_t layer)
     if (call.partial_status != QK_OK)
         return call.partial_status;
     qk_pool_run(pool, run_fold, &call, ap->n_folds * n_kv_heads);
-    return QK_OK;
-}
-
-qk_status qk_host_attend_span(const char *isa, const qk_shape *shape, const qk_kv_layout *layout,
-    uint32_t layer, const void *const *pages, uint32_t n_keys, const float *q, float *out, float *lse)
-{
-    const qk_cpu_ops *ops = qk_cpu_ops_get(isa);
-    if (ops == NULL)
-        return QK_UNSUPPORTED;
-    if (n_keys == 0 || n_keys > QK_SPAN_TOKENS || layer >= shape->n_layers)
-        return QK_INVALID;
-    const uint32_t dim = shape->head_dim, n_q = shape->n_heads / shape->n_kv_heads;
-    const size_t scratch_bytes = qk_cpu_attend_scratch_floats(n_q, dim) * sizeof(float);
-    float *scratch =
-        aligned_alloc(QK_CPU_ALIGN, (scratch_bytes + QK_CPU_ALIGN - 1) / QK_CPU_ALIGN * QK_CPU_ALIGN);
-    if (scratch == NULL)
-        return QK_NO_MEMORY;
-    for (uint32_t g = 0; g < shape->n_kv_heads; g++) {
-        const uint64_t offset = layer * layout->layer_stride + g * layout->head_stride;
-        const void *k_pages[SPAN_PAGES], *v_pages[SPAN_PAGES];
-        for (uint32_t p = 0; p * QK_PAGE_TOKENS < n_keys; p++) {
-            k_pages[p] = (const char *)pages[p] + offset;
-            v_pages[p] = (const char *)pages[p] + offset + layout->v_offset;
-        }
-        const float *row_q = q + (size_t)g * n_q * dim;
-        float *row_out = out + (size_t)g * n_q * dim, *row_lse = lse + (size_t)g * n_q;
-        const qk_cpu_attend a = {
-            .k_pages = k_pages,
-            .v_pages = v_pages,
-            .token_stride = layout->token_stride,
-            .head_dim = dim,
-            .n_q = n_q,
-            .n_rows = 1,
-            .n_keys = &n_keys,
-            .q = &row_q,
-            .scale = (float)(1.0 / sqrt((double)dim)),
-            .out = &row_out,
-            .lse = &row_lse,
-            .scratch = scratch,
-        };
-        if (layout->dtype == QK_BF16)
-            ops->attend_bf16(&a);
-        else
-            ops->attend_f32(&a);
-    }
-    free(scratch);
     return QK_OK;
 }

@@ -88,31 +88,64 @@ void qk_cpu_memory_free(void *memory, uint64_t bytes)
         munmap(memory, round_up(bytes, HUGE_PAGE_BYTES));
 }
 
-static qk_status buffer_new(qk_backend *backend, qk_memory memory, uint64_t bytes, qk_buffer **out)
+typedef struct {
+    qk_buffer base;
+    bool wrapped; /* the memory is the caller's */
+} cpu_buffer;
+
+static qk_buffer *buffer_around(
+    qk_backend *backend, qk_memory memory, void *data, uint64_t bytes, bool wrapped)
 {
-    qk_cpu_backend *self = (qk_cpu_backend *)backend;
-    qk_buffer *buffer = calloc(1, sizeof(*buffer));
-    void *data = buffer != NULL ? qk_cpu_memory_new(bytes) : NULL;
-    if (data == NULL) {
-        free(buffer);
-        return qk_cpu_fail(
-            self, QK_NO_MEMORY, "buffer: no host memory for %llu bytes", (unsigned long long)bytes);
-    }
-    *buffer = (qk_buffer){
+    cpu_buffer *buffer = calloc(1, sizeof(*buffer));
+    if (buffer == NULL)
+        return NULL;
+    buffer->base = (qk_buffer){
         .backend = backend,
         .memory = memory,
         .bytes = bytes,
         .address = (uint64_t)(uintptr_t)data,
         .host = memory == QK_MEMORY_HOST ? data : NULL,
     };
-    *out = buffer;
+    buffer->wrapped = wrapped;
+    return &buffer->base;
+}
+
+static qk_status buffer_new(qk_backend *backend, qk_memory memory, uint64_t bytes, qk_buffer **out)
+{
+    qk_cpu_backend *self = (qk_cpu_backend *)backend;
+    void *data = qk_cpu_memory_new(bytes);
+    *out = data != NULL ? buffer_around(backend, memory, data, bytes, false) : NULL;
+    if (*out == NULL) {
+        qk_cpu_memory_free(data, bytes);
+        return qk_cpu_fail(
+            self, QK_NO_MEMORY, "buffer: no host memory for %llu bytes", (unsigned long long)bytes);
+    }
     return QK_OK;
 }
 
 static void buffer_free(qk_buffer *buffer)
 {
-    qk_cpu_memory_free((void *)(uintptr_t)buffer->address, buffer->bytes);
+    if (!((cpu_buffer *)buffer)->wrapped)
+        qk_cpu_memory_free((void *)(uintptr_t)buffer->address, buffer->bytes);
     free(buffer);
+}
+
+/* The device is the host: all its memory is visible as it is. */
+static qk_status host_register(
+    qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size)
+{
+    return QK_OK;
+}
+
+static void host_unregister(qk_backend *backend, void *host)
+{
+}
+
+static qk_status buffer_wrap(qk_backend *backend, void *host, uint64_t bytes, qk_buffer **out)
+{
+    *out = buffer_around(backend, QK_MEMORY_HOST, host, bytes, true);
+    return *out != NULL ? QK_OK
+                        : qk_cpu_fail((qk_cpu_backend *)backend, QK_NO_MEMORY, "buffer: no host memory");
 }
 
 /* ---- Model --------------------------------------------------------------------------------------------------- */
@@ -336,6 +369,9 @@ static const qk_backend_ops cpu_backend_ops = {
     .measure = measure,
     .buffer_new = buffer_new,
     .buffer_free = buffer_free,
+    .host_register = host_register,
+    .host_unregister = host_unregister,
+    .buffer_wrap = buffer_wrap,
     .copy_submit = qk_cpu_copy_submit,
     .fill_submit = qk_cpu_fill_submit,
     .event_new = qk_cpu_event_new,

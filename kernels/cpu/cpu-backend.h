@@ -193,6 +193,12 @@ typedef struct {
     uint8_t *history;        /* [slots_max, vocab] */
 } qk_cpu_context;
 
+/* Of the plan's pages. */
+static inline const qk_kv_layout *qk_cpu_layout(const qk_cpu_context *ctx, const qk_plan *plan)
+{
+    return qk_plan_layout(plan, &ctx->head.params);
+}
+
 typedef struct {
     qk_step_head head;
     void *block;

@@ -91,6 +91,9 @@ static void lay_out_step(qk_cpu_step *step, qk_cpu_arena *a)
     TAKE(a, step->plan.tokens, p->rows_max);
     TAKE(a, step->plan.seqs, p->seqs_max);
     TAKE(a, step->plan.pages, p->pages_max);
+    step->plan.host_pages = NULL;
+    if (p->partial_max > 0)
+        TAKE(a, step->plan.host_pages, p->pages_max);
     TAKE(a, step->plan.outputs, p->outputs_max);
     TAKE(a, step->outputs, p->outputs_max);
     step->logits = NULL;

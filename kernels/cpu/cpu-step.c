@@ -194,11 +194,15 @@ static void final_norm_row(void *user, uint32_t row, uint32_t worker)
     norm_row(r, row, r->model->final_norm);
 }
 
-static void store(const run *r, char *to, const float *from)
+/* A vector of @token to its place in a head's K or V slice. */
+static void store(const run *r, const qk_kv_layout *layout, char *slice, uint32_t token, const float *from)
 {
     const uint32_t dim = r->shape->head_dim;
-    if (r->ctx->head.params.layout.dtype == QK_BF16)
+    char *to = slice + token * (size_t)layout->token_stride;
+    if (layout->dtype == QK_BF16)
         r->ops->f32_to_bf16((qk_bf16 *)(void *)to, from, dim);
+    else if (layout->dtype == QK_I8)
+        r->ops->f32_to_i8((int8_t *)to, (qk_f16 *)(void *)(slice + layout->scale_offset) + token, from, dim);
     else
         memcpy(to, from, dim * sizeof(*from));
 }
@@ -208,7 +212,7 @@ static void heads_row(void *user, uint32_t row, uint32_t worker)
 {
     const run *r = user;
     qk_cpu_context *ctx = r->ctx;
-    const qk_kv_layout *layout = &ctx->head.params.layout;
+    const qk_kv_layout *layout = qk_cpu_layout(ctx, r->plan);
     const uint32_t dim = r->shape->head_dim, position = ctx->position[row];
     const float *cos_sin = ctx->cos_sin + (size_t)row * dim;
     float *q = ctx->q + (size_t)row * ctx->q_dim, *k = ctx->k + (size_t)row * ctx->kv_dim;
@@ -219,12 +223,12 @@ static void heads_row(void *user, uint32_t row, uint32_t worker)
     }
     const qk_seq *seq = &r->plan->seqs[ctx->row_seq[row]];
     char *page = (char *)(uintptr_t)r->plan->pages[seq->page_begin + position / QK_PAGE_TOKENS];
-    page += r->layer_idx * layout->layer_stride + position % QK_PAGE_TOKENS * (size_t)layout->token_stride;
+    page += r->layer_idx * layout->layer_stride;
     for (uint32_t g = 0; g < r->shape->n_kv_heads; g++, k += dim, v += dim, page += layout->head_stride) {
         r->ops->rms_norm(k, k, r->layer->k_norm, dim, r->shape->rms_eps);
         r->ops->rope(k, cos_sin, dim);
-        store(r, page, k);
-        store(r, page + layout->v_offset, v);
+        store(r, layout, page, position % QK_PAGE_TOKENS, k);
+        store(r, layout, page + layout->v_offset, position % QK_PAGE_TOKENS, v);
     }
 }
 

@@ -22,7 +22,9 @@ const qk_cpu_ops qk_cpu_ops_avx512 = {
     .silu_mul = simd_silu_mul,
     .bf16_to_f32 = simd_bf16_to_f32,
     .f32_to_bf16 = simd_f32_to_bf16,
+    .f32_to_i8 = simd_f32_to_i8,
     .attend_bf16 = simd_attend_bf16,
     .attend_f32 = simd_attend_f32,
+    .attend_i8 = simd_attend_i8,
     .merge = simd_merge,
 };

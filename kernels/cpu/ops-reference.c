@@ -32,6 +32,31 @@ static inline qk_bf16 bf16_from_f32(float x)
     return (qk_bf16)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+/* Also of what the quantiser never writes: subnormals. */
+static inline float f32_from_f16(qk_f16 x)
+{
+    const uint32_t exponent = x >> 10 & 0x1f, mantissa = x & 0x3ff;
+    float f;
+    if (exponent == 0) {
+        f = (float)mantissa * 0x1p-24f;
+        return x & 0x8000 ? -f : f;
+    }
+    uint32_t bits = (uint32_t)(x & 0x8000) << 16 | mantissa << 13;
+    bits |= exponent == 0x1f ? 0x7f800000u : (exponent + 112) << 23;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* @x: at least 2^-14, so that no result is subnormal; not NaN. */
+static inline qk_f16 f16_from_f32(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    bits += 0xfffu + (bits >> 13 & 1); /* ties to even; a carry out of the mantissa raises the exponent */
+    const uint32_t half = (bits - (112u << 23)) >> 13;
+    return (qk_f16)(half < 0x7c00 ? half : 0x7c00);
+}
+
 static inline float fold(float *lane)
 {
     for (int width = LANES / 2; width > 0; width /= 2)
@@ -128,6 +153,32 @@ static void f32_to_bf16(qk_bf16 *y, const float *x, uint32_t n)
         y[i] = bf16_from_f32(x[i]);
 }
 
+/* |x| is compared as a bit pattern: in it infinity comes after every number, and NaN after infinity. */
+static void f32_to_i8(int8_t *q, qk_f16 *scale, const float *x, uint32_t n)
+{
+    uint32_t max = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof(bits));
+        bits &= 0x7fffffffu;
+        max = bits > max ? bits : max;
+    }
+    memset(q, 0, n);
+    *scale = 0;
+    if (max >= 0x7f800000u)
+        *scale = 0x7e00;
+    if (max == 0 || max >= 0x7f800000u)
+        return;
+    float m;
+    memcpy(&m, &max, sizeof(m));
+    *scale = f16_from_f32(fmaxf(m / 127.0f, 0x1p-14f));
+    if (*scale == 0x7c00)
+        return;
+    const float s = f32_from_f16(*scale);
+    for (uint32_t i = 0; i < n; i++)
+        q[i] = (int8_t)fminf(fmaxf(rintf(x[i] / s), -127.0f), 127.0f);
+}
+
 /* One row: score[j] = scale * q.k[j]; m = max score; p[j] = exp(score[j] - m); out = sum p[j] v[j] / sum p[j];
  * lse = m + ln(sum p[j]). @kv: the span's K then V as floats, [2][QK_SPAN_TOKENS, head_dim]. */
 static void attend_row(const qk_cpu_attend *a, uint32_t row, uint32_t head, const float *kv, float *score)
@@ -155,6 +206,14 @@ static void attend_row(const qk_cpu_attend *a, uint32_t row, uint32_t head, cons
     a->lse[row][head] = max + logf(sum);
 }
 
+/* Exact: 8 bits times 11. */
+static void i8_to_f32(float *y, const int8_t *q, qk_f16 scale, uint32_t n)
+{
+    const float s = f32_from_f16(scale);
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = (float)q[i] * s;
+}
+
 static void attend(const qk_cpu_attend *a, qk_dtype dtype)
 {
     uint32_t n_keys = 0, dim = a->head_dim;
@@ -169,9 +228,13 @@ static void attend(const qk_cpu_attend *a, qk_dtype dtype)
         const void *const *pages = side == 0 ? a->k_pages : a->v_pages;
         float *dst = kv + side * (size_t)QK_SPAN_TOKENS * dim;
         for (uint32_t j = 0; j < n_keys; j++) {
-            const char *src = (const char *)pages[j / QK_PAGE_TOKENS] + j % QK_PAGE_TOKENS * a->token_stride;
+            const char *slice = pages[j / QK_PAGE_TOKENS];
+            const char *src = slice + j % QK_PAGE_TOKENS * a->token_stride;
             if (dtype == QK_BF16)
                 bf16_to_f32(dst + (size_t)j * dim, (const qk_bf16 *)(const void *)src, dim);
+            else if (dtype == QK_I8)
+                i8_to_f32(dst + (size_t)j * dim, (const int8_t *)src,
+                    ((const qk_f16 *)(const void *)(slice + a->scale_offset))[j % QK_PAGE_TOKENS], dim);
             else
                 memcpy(dst + (size_t)j * dim, src, dim * sizeof(float));
         }
@@ -189,6 +252,11 @@ static void attend_bf16(const qk_cpu_attend *a)
 static void attend_f32(const qk_cpu_attend *a)
 {
     attend(a, QK_F32);
+}
+
+static void attend_i8(const qk_cpu_attend *a)
+{
+    attend(a, QK_I8);
 }
 
 /* With m = max(lse, span_lse): a = e^(lse - m), b = e^(span_lse - m); out = (a out + b span) / (a + b) */
@@ -224,7 +292,9 @@ const qk_cpu_ops qk_cpu_ops_reference = {
     .silu_mul = silu_mul,
     .bf16_to_f32 = bf16_to_f32,
     .f32_to_bf16 = f32_to_bf16,
+    .f32_to_i8 = f32_to_i8,
     .attend_bf16 = attend_bf16,
     .attend_f32 = attend_f32,
+    .attend_i8 = attend_i8,
     .merge = merge,
 };

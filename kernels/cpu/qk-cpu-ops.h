@@ -14,6 +14,7 @@
 #include "kernels/qk.h"
 
 typedef uint16_t qk_bf16;
+typedef uint16_t qk_f16; /* IEEE half: the scales of int8 pages */
 
 /* A tile of query rows of one kv head against one span. Rows are [n_rows], and for each of them the n_q query heads
  * that share the kv head (GQA) are computed together, so that K and V are read once. */
@@ -29,6 +30,7 @@ typedef struct {
     float *const *out;      /* [n_rows]: [n_q, head_dim], normalised; distinct from other rows' */
     float *const *lse;      /* [n_rows]: [n_q] */
     float *scratch;         /* at least qk_cpu_attend_scratch_floats() floats, 64-byte aligned */
+    size_t scale_offset;    /* attend_i8: from a slice to its 16 scales */
 } qk_cpu_attend;
 
 #define QK_CPU_ATTEND_ROWS_MAX 16u
@@ -36,7 +38,7 @@ typedef struct {
 static inline size_t qk_cpu_attend_scratch_floats(uint32_t n_q, uint32_t head_dim)
 {
     return (size_t)QK_CPU_ATTEND_ROWS_MAX * n_q * (QK_SPAN_TOKENS + 16) +
-           2 * (size_t)QK_SPAN_TOKENS * head_dim;
+           2 * (size_t)QK_SPAN_TOKENS * head_dim + 2 * QK_SPAN_TOKENS;
 }
 
 typedef struct {
@@ -58,16 +60,35 @@ typedef struct {
     void (*silu_mul)(float *gate, const float *up, uint32_t n);  /* gate = gate / (1 + exp(-gate)) * up */
     void (*bf16_to_f32)(float *y, const qk_bf16 *x, uint32_t n); /* exact */
     void (*f32_to_bf16)(qk_bf16 *y, const float *x, uint32_t n); /* nearest even; NaN stays NaN */
+    /* One vector to QK_I8 (the formula is at qk_kv_layout): the one op that gives the same bytes on every instruction
+     * set. Exactly, with m = max |x[d]|: the scale is 0 when m is 0, and the NaN 0x7e00 when any x[d] is NaN or
+     * infinite; else it is m / 127 in float32, raised to 2^-14, rounded to fp16 (infinity from 65520 up). All q are 0
+     * when the scale is not a finite number above 0: then the values q * s show as NaN, and never as wrong numbers. */
+    void (*f32_to_i8)(int8_t *q, qk_f16 *scale, const float *x, uint32_t n);
 
     /* Softmax attention of a tile over one span: two passes (scores and their maximum, then exp, sum and V in key
      * order), so the result for a row does not depend on the tile. */
     void (*attend_bf16)(const qk_cpu_attend *a);
     void (*attend_f32)(const qk_cpu_attend *a);
+    /* The same over the values q * s, which float32 holds exactly. The reference computes with these values; faster
+     * tables multiply by s once a key: the score by K's, the weight by V's. */
+    void (*attend_i8)(const qk_cpu_attend *a);
     /* Left fold of one more span into an accumulator, for each of n heads: out = the lse-weighted mean of both, lse =
      * ln(e^lse + e^span_lse). An accumulator with lse = -INFINITY is empty and becomes the span exactly. */
     void (*merge)(
         float *out, float *lse, const float *span_out, const float *span_lse, uint32_t n, uint32_t head_dim);
 } qk_cpu_ops;
+
+/* The attention over pages of @dtype. */
+static inline void qk_cpu_attend_pages(const qk_cpu_ops *ops, qk_dtype dtype, const qk_cpu_attend *a)
+{
+    if (dtype == QK_BF16)
+        ops->attend_bf16(a);
+    else if (dtype == QK_I8)
+        ops->attend_i8(a);
+    else
+        ops->attend_f32(a);
+}
 
 extern const qk_cpu_ops qk_cpu_ops_reference; /* plain C, the readable definition */
 extern const qk_cpu_ops qk_cpu_ops_avx2;      /* AVX2, FMA, F16C */

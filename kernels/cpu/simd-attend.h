@@ -13,9 +13,12 @@
  *    keys stay in their own lanes and are dropped. Keys past the tile's largest n_keys are not read at all.
  * 3. K is transposed, four vectors of keys at a time, into a panel in the scratch; every query of the tile uses it.
  *    So K is read and widened once a tile. V is read once for each SIMD_SCORE_ROWS queries, from L2 after the first.
+ * 4. QK_I8: k and v above are the int8 values themselves, as floats. The sums of s are multiplied by K's scale times
+ *    scale, in place of scale, and p by V's scale after it went into l: for each key two products, which do not grow
+ *    with head_dim.
  *
  * Scratch: scores [n_rows * n_q][ATTEND_STRIDE], of which ATTEND_INVERSE holds 1 / l; then the panel
- * [head_dim][ATTEND_KEYS]. */
+ * [head_dim][ATTEND_KEYS]; then K's and V's scales [2][QK_SPAN_TOKENS]. */
 #pragma once
 #include <math.h>
 
@@ -28,6 +31,11 @@ enum {
 _Static_assert(QK_SPAN_TOKENS % ATTEND_KEYS == 0, "a panel must not cross the end of the scores");
 _Static_assert(QK_PAGE_TOKENS % SIMD_WIDTH == 0, "a vector of keys must not cross a page");
 
+SIMD_INLINE size_t attend_element(const qk_dtype dtype)
+{
+    return dtype == QK_I8 ? sizeof(int8_t) : dtype == QK_BF16 ? sizeof(qk_bf16) : sizeof(float);
+}
+
 SIMD_INLINE const char *attend_token(const void *const *pages, size_t token_stride, uint32_t t)
 {
     return (const char *)pages[t / QK_PAGE_TOKENS] + (size_t)(t % QK_PAGE_TOKENS) * token_stride;
@@ -37,12 +45,12 @@ SIMD_INLINE const char *attend_token(const void *const *pages, size_t token_stri
  * for the keys after these, and for the values that pass two will want: pages lie anywhere, and 16 tokens side by side
  * are no run that hardware prefetchers follow (decode, scattered pages: 7 GB/s without, 10 with; in order: 9 and 14). */
 SIMD_INLINE void attend_pack_keys(
-    const bool is_bf16, const qk_cpu_attend *a, uint32_t key, uint32_t n_keys_max, float *column)
+    const qk_dtype dtype, const qk_cpu_attend *a, uint32_t key, uint32_t n_keys_max, float *column)
 {
     const uint32_t left = key < n_keys_max ? n_keys_max - key : 0;
     const uint32_t n_keys = left < SIMD_WIDTH ? left : SIMD_WIDTH;
-    const uint32_t step = is_bf16 ? 2 * SIMD_WIDTH : SIMD_WIDTH; /* dimensions in one vector of raw bits */
-    const size_t element = is_bf16 ? sizeof(qk_bf16) : sizeof(float);
+    const size_t element = attend_element(dtype);
+    const uint32_t step = (uint32_t)(SIMD_WIDTH * sizeof(float) / element); /* in one vector of raw bits */
     const char *k[SIMD_WIDTH];
     for (uint32_t t = 0; t < n_keys; t++) {
         k[t] = attend_token(a->k_pages, a->token_stride, key + t);
@@ -73,7 +81,14 @@ SIMD_INLINE void attend_pack_keys(
         v_transpose(r);
 #pragma GCC unroll 16
         for (uint32_t j = 0; j < SIMD_WIDTH; j++) {
-            if (is_bf16) {
+            if (dtype == QK_I8) {
+                vec part[4];
+                v_split_i8(r[j], part);
+#pragma GCC unroll 4
+                for (uint32_t i = 0; i < 4; i++) {
+                    v_store(column + (size_t)(d + 4 * j + i) * ATTEND_KEYS, part[i]);
+                }
+            } else if (dtype == QK_BF16) {
                 v_store(column + (size_t)(d + 2 * j) * ATTEND_KEYS, v_pair_low(r[j]));
                 v_store(column + (size_t)(d + 2 * j + 1) * ATTEND_KEYS, v_pair_high(r[j]));
             } else {
@@ -84,7 +99,9 @@ SIMD_INLINE void attend_pack_keys(
     for (; d < a->head_dim; d++) {
         for (uint32_t t = 0; t < SIMD_WIDTH; t++) {
             float value = 0.0f;
-            if (t < n_keys && is_bf16) {
+            if (t < n_keys && dtype == QK_I8) {
+                value = (float)((const int8_t *)k[t])[d];
+            } else if (t < n_keys && dtype == QK_BF16) {
                 uint32_t bits = (uint32_t)((const qk_bf16 *)(const void *)k[t])[d] << 16;
                 memcpy(&value, &bits, sizeof value);
             } else if (t < n_keys) {
@@ -95,9 +112,33 @@ SIMD_INLINE void attend_pack_keys(
     }
 }
 
-/* Scores of @n queries from @query on against the panel of keys from @key on. @n is a constant where inlined. */
-SIMD_INLINE void attend_score_tile(
-    const uint32_t n, const qk_cpu_attend *a, const float *panel, uint32_t query, uint32_t key, float *scores)
+/* The scales of keys [0, @n_keys_max), each times @factor, and 0 after them up to a whole panel. */
+SIMD_INLINE void attend_load_scales(
+    const qk_cpu_attend *a, const void *const *pages, uint32_t n_keys_max, float factor, float *scales)
+{
+    const uint32_t n_end = (n_keys_max + ATTEND_KEYS - 1) / ATTEND_KEYS * ATTEND_KEYS;
+    for (uint32_t t = 0; t < n_end; t += QK_PAGE_TOKENS) {
+        qk_f16 part[QK_PAGE_TOKENS] = {0};
+        if (t < n_keys_max) {
+            const uint32_t left = n_keys_max - t;
+            const char *from = (const char *)pages[t / QK_PAGE_TOKENS] + a->scale_offset;
+            if (left >= QK_PAGE_TOKENS) {
+                memcpy(part, from, sizeof part);
+            } else {
+                memcpy(part, from, left * sizeof *part);
+            }
+        }
+#pragma GCC unroll 2
+        for (uint32_t i = 0; i < QK_PAGE_TOKENS; i += SIMD_WIDTH) {
+            v_store(scales + t + i, v_mul(v_load_f16(part + i), v_set1(factor)));
+        }
+    }
+}
+
+/* Scores of @n queries from @query on against the panel of keys from @key on. @n is a constant where inlined.
+ * @k_scales: QK_I8: what the keys' sums are multiplied by, in place of a->scale. */
+SIMD_INLINE void attend_score_tile(const qk_dtype dtype, const uint32_t n, const qk_cpu_attend *a,
+    const float *panel, const float *k_scales, uint32_t query, uint32_t key, float *scores)
 {
     const float *q[SIMD_SCORE_ROWS];
     vec sum[SIMD_SCORE_ROWS][ATTEND_VECS];
@@ -129,13 +170,15 @@ SIMD_INLINE void attend_score_tile(
 #pragma GCC unroll 8
         for (uint32_t c = 0; c < ATTEND_VECS; c++) {
             float *s = scores + (size_t)(query + i) * ATTEND_STRIDE + key + c * SIMD_WIDTH;
-            v_store(s, v_mul(sum[i][c], v_set1(a->scale)));
+            const vec factor = dtype == QK_I8 ? v_load(k_scales + key + c * SIMD_WIDTH) : v_set1(a->scale);
+            v_store(s, v_mul(sum[i][c], factor));
         }
     }
 }
 
-/* Scores to weights in place, 0 past @n up to a whole vector. Returns the log-sum-exp; leaves 1 / l. */
-SIMD_INLINE float attend_softmax(float *scores, uint32_t n)
+/* Scores to weights in place, 0 past @n up to a whole vector. Returns the log-sum-exp; leaves 1 / l.
+ * @v_scales: QK_I8: each weight is left times its key's V scale; l is the sum of the weights themselves. */
+SIMD_INLINE float attend_softmax(const qk_dtype dtype, float *scores, const float *v_scales, uint32_t n)
 {
     const uint32_t n_whole = n - n % SIMD_WIDTH;
     const uint32_t tail = n % SIMD_WIDTH;
@@ -151,13 +194,13 @@ SIMD_INLINE float attend_softmax(float *scores, uint32_t n)
     vec sum = v_zero();
     for (uint32_t t = 0; t < n_whole; t += SIMD_WIDTH) {
         vec p = v_exp(v_sub(v_load(scores + t), v_set1(m)));
-        v_store(scores + t, p);
+        v_store(scores + t, dtype == QK_I8 ? v_mul(p, v_load(v_scales + t)) : p);
         sum = v_add(sum, p);
     }
     if (tail > 0) {
         vec p = v_exp(v_sub(v_load(scores + n_whole), v_set1(m)));
         p = v_keep_n(p, v_zero(), tail);
-        v_store(scores + n_whole, p);
+        v_store(scores + n_whole, dtype == QK_I8 ? v_mul(p, v_load(v_scales + n_whole)) : p);
         sum = v_add(sum, p);
     }
     const float l = v_sum(sum);
@@ -168,7 +211,7 @@ SIMD_INLINE float attend_softmax(float *scores, uint32_t n)
 /* out[d] of @n queries, for @vecs vectors of dimensions from @d on, the last of @lanes lanes; keys [t_begin, t_end).
  * Begins from 0 or (t_begin > 0) from what out holds; @last: these are the query's last keys, so divide by l.
  * @n, @vecs are constants where inlined. */
-SIMD_INLINE void attend_value_tile(const bool is_bf16, const uint32_t n, const uint32_t vecs,
+SIMD_INLINE void attend_value_tile(const qk_dtype dtype, const uint32_t n, const uint32_t vecs,
     const uint32_t lanes, const qk_cpu_attend *a, uint32_t query, uint32_t d, uint32_t t_begin,
     uint32_t t_end, bool last, const float *scores)
 {
@@ -185,7 +228,7 @@ SIMD_INLINE void attend_value_tile(const bool is_bf16, const uint32_t n, const u
             sum[i][c] = t_begin == 0 ? v_zero() : lanes == SIMD_WIDTH ? v_load(from) : v_load_n(from, lanes);
         }
     }
-    const size_t d_bytes = d * (is_bf16 ? sizeof(qk_bf16) : sizeof(float));
+    const size_t d_bytes = d * attend_element(dtype);
     for (uint32_t t = t_begin; t < t_end;) {
         const char *v = attend_token(a->v_pages, a->token_stride, t) + d_bytes;
         const uint32_t page_end = (t / QK_PAGE_TOKENS + 1) * QK_PAGE_TOKENS;
@@ -199,7 +242,10 @@ SIMD_INLINE void attend_value_tile(const bool is_bf16, const uint32_t n, const u
 #pragma GCC unroll 8
             for (uint32_t c = 0; c < vecs; c++) {
                 vec value;
-                if (is_bf16) {
+                if (dtype == QK_I8) {
+                    const int8_t *from = (const int8_t *)v + c * SIMD_WIDTH;
+                    value = lanes == SIMD_WIDTH ? v_load_i8(from) : v_load_i8_n(from, lanes);
+                } else if (dtype == QK_BF16) {
                     const qk_bf16 *from = (const qk_bf16 *)(const void *)v + c * SIMD_WIDTH;
                     value = lanes == SIMD_WIDTH ? v_load_bf16(from) : v_load_bf16_n(from, lanes);
                 } else {
@@ -229,24 +275,24 @@ SIMD_INLINE void attend_value_tile(const bool is_bf16, const uint32_t n, const u
 }
 
 /* All dimensions of @n queries. */
-SIMD_INLINE void attend_values(const bool is_bf16, const uint32_t n, const qk_cpu_attend *a, uint32_t query,
+SIMD_INLINE void attend_values(const qk_dtype dtype, const uint32_t n, const qk_cpu_attend *a, uint32_t query,
     uint32_t t_begin, uint32_t t_end, bool last, const float *scores)
 {
     uint32_t d = 0;
     for (; a->head_dim - d >= ATTEND_VECS * SIMD_WIDTH; d += ATTEND_VECS * SIMD_WIDTH) {
-        attend_value_tile(is_bf16, n, ATTEND_VECS, SIMD_WIDTH, a, query, d, t_begin, t_end, last, scores);
+        attend_value_tile(dtype, n, ATTEND_VECS, SIMD_WIDTH, a, query, d, t_begin, t_end, last, scores);
     }
     for (; a->head_dim - d >= SIMD_WIDTH; d += SIMD_WIDTH) {
-        attend_value_tile(is_bf16, n, 1, SIMD_WIDTH, a, query, d, t_begin, t_end, last, scores);
+        attend_value_tile(dtype, n, 1, SIMD_WIDTH, a, query, d, t_begin, t_end, last, scores);
     }
     if (d < a->head_dim) {
-        attend_value_tile(is_bf16, n, 1, a->head_dim - d, a, query, d, t_begin, t_end, last, scores);
+        attend_value_tile(dtype, n, 1, a->head_dim - d, a, query, d, t_begin, t_end, last, scores);
     }
 }
 
 /* The keys that all @n queries see together, then each query's further keys alone. */
 SIMD_INLINE void attend_values_causal(
-    const bool is_bf16, const uint32_t n, const qk_cpu_attend *a, uint32_t query, const float *scores)
+    const qk_dtype dtype, const uint32_t n, const qk_cpu_attend *a, uint32_t query, const float *scores)
 {
     uint32_t n_min = a->n_keys[query / a->n_q], n_max = n_min;
     for (uint32_t i = 1; i < n; i++) {
@@ -254,12 +300,12 @@ SIMD_INLINE void attend_values_causal(
         n_min = n_keys < n_min ? n_keys : n_min;
         n_max = n_keys > n_max ? n_keys : n_max;
     }
-    attend_values(is_bf16, n, a, query, 0, n_min, n_min == n_max, scores);
+    attend_values(dtype, n, a, query, 0, n_min, n_min == n_max, scores);
     if (n_min == n_max) {
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
-        attend_values(is_bf16, 1, a, query + i, n_min, a->n_keys[(query + i) / a->n_q], true, scores);
+        attend_values(dtype, 1, a, query + i, n_min, a->n_keys[(query + i) / a->n_q], true, scores);
     }
 }
 
@@ -292,24 +338,30 @@ SIMD_INLINE void attend_values_causal(
 #define ATTEND_TILES_LARGE(what_)
 #endif
 
-SIMD_INLINE void attend_run(const bool is_bf16, const qk_cpu_attend *a)
+SIMD_INLINE void attend_run(const qk_dtype dtype, const qk_cpu_attend *a)
 {
     const uint32_t n_queries = a->n_rows * a->n_q;
     const uint32_t n_tiles = (n_queries + SIMD_SCORE_ROWS - 1) / SIMD_SCORE_ROWS;
     float *scores = a->scratch;
     float *panel = a->scratch + (size_t)n_queries * ATTEND_STRIDE;
+    float *k_scales = panel + (size_t)a->head_dim * ATTEND_KEYS;
+    float *v_scales = k_scales + QK_SPAN_TOKENS;
     uint32_t n_keys_max = 0;
     for (uint32_t r = 0; r < a->n_rows; r++) {
         n_keys_max = a->n_keys[r] > n_keys_max ? a->n_keys[r] : n_keys_max;
     }
 
+    if (dtype == QK_I8) {
+        attend_load_scales(a, a->k_pages, n_keys_max, a->scale, k_scales);
+        attend_load_scales(a, a->v_pages, n_keys_max, 1.0f, v_scales);
+    }
     for (uint32_t key = 0; key < n_keys_max; key += ATTEND_KEYS) {
         for (uint32_t c = 0; c < ATTEND_VECS; c++) {
-            attend_pack_keys(is_bf16, a, key + c * SIMD_WIDTH, n_keys_max, panel + c * SIMD_WIDTH);
+            attend_pack_keys(dtype, a, key + c * SIMD_WIDTH, n_keys_max, panel + c * SIMD_WIDTH);
         }
         for (uint32_t tile = 0, query = 0; tile < n_tiles; tile++) {
             const uint32_t n = (n_queries - query + (n_tiles - tile) - 1) / (n_tiles - tile);
-#define SCORE_(n_) attend_score_tile(n_, a, panel, query, key, scores)
+#define SCORE_(n_) attend_score_tile(dtype, n_, a, panel, k_scales, query, key, scores)
             ATTEND_TILES(n, SCORE_)
 #undef SCORE_
             query += n;
@@ -317,11 +369,11 @@ SIMD_INLINE void attend_run(const bool is_bf16, const qk_cpu_attend *a)
     }
     for (uint32_t i = 0; i < n_queries; i++) {
         float *row_scores = scores + (size_t)i * ATTEND_STRIDE;
-        a->lse[i / a->n_q][i % a->n_q] = attend_softmax(row_scores, a->n_keys[i / a->n_q]);
+        a->lse[i / a->n_q][i % a->n_q] = attend_softmax(dtype, row_scores, v_scales, a->n_keys[i / a->n_q]);
     }
     for (uint32_t tile = 0, query = 0; tile < n_tiles; tile++) {
         const uint32_t n = (n_queries - query + (n_tiles - tile) - 1) / (n_tiles - tile);
-#define VALUES_(n_) attend_values_causal(is_bf16, n_, a, query, scores)
+#define VALUES_(n_) attend_values_causal(dtype, n_, a, query, scores)
         ATTEND_TILES(n, VALUES_)
 #undef VALUES_
         query += n;
@@ -330,12 +382,17 @@ SIMD_INLINE void attend_run(const bool is_bf16, const qk_cpu_attend *a)
 
 static void simd_attend_bf16(const qk_cpu_attend *a)
 {
-    attend_run(true, a);
+    attend_run(QK_BF16, a);
 }
 
 static void simd_attend_f32(const qk_cpu_attend *a)
 {
-    attend_run(false, a);
+    attend_run(QK_F32, a);
+}
+
+static void simd_attend_i8(const qk_cpu_attend *a)
+{
+    attend_run(QK_I8, a);
 }
 
 static void simd_merge(

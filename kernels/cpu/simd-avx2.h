@@ -1,5 +1,6 @@
-/* simd-avx2.h: the vector layer over AVX2 and FMA: 8 float lanes. See simd-avx512.h, whose names it mirrors. */
+/* simd-avx2.h: the vector layer over AVX2, FMA and F16C: 8 float lanes. See simd-avx512.h, whose names it mirrors. */
 #pragma once
+#include <cpuid.h>
 #include <immintrin.h>
 #include "kernels/cpu/qk-cpu-ops.h"
 
@@ -127,6 +128,70 @@ SIMD_INLINE vec v_pair_high(vec a)
     return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000u)));
 }
 
+SIMD_INLINE vec v_abs(vec a)
+{
+    return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
+}
+SIMD_INLINE vec v_max_bits(vec a, vec b)
+{
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+SIMD_INLINE uint32_t v_max_bits_lanes(vec a)
+{
+    __m256i u = _mm256_castps_si256(a);
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+
+SIMD_INLINE qk_f16 v_to_f16(float x)
+{
+    return (qk_f16)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT));
+}
+SIMD_INLINE float v_from_f16(qk_f16 x)
+{
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x)));
+}
+SIMD_INLINE vec v_load_f16(const qk_f16 *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+
+SIMD_INLINE vec v_load_i8(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+SIMD_INLINE vec v_load_i8_n(const int8_t *p, uint32_t n)
+{
+    int8_t part[8] = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        part[i] = p[i];
+    }
+    return v_load_i8(part);
+}
+SIMD_INLINE void v_store_i8(int8_t *p, vec a)
+{
+    __m256i u = _mm256_cvtps_epi32(a);
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+}
+SIMD_INLINE void v_store_i8_n(int8_t *p, vec a, uint32_t n)
+{
+    int8_t part[8];
+    v_store_i8(part, a);
+    for (uint32_t i = 0; i < n; i++) {
+        p[i] = part[i];
+    }
+}
+SIMD_INLINE void v_split_i8(vec a, vec out[4])
+{
+    __m256i x = _mm256_castps_si256(a);
+    out[0] = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24), 24));
+    out[1] = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16), 24));
+    out[2] = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 8), 24));
+    out[3] = _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 24));
+}
+
 /* The tree: lane j takes j + 4, then j + 2, j + 1. */
 SIMD_INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
 {
@@ -186,7 +251,10 @@ SIMD_INLINE vec v_scale2(vec a, vec n)
     return v_mul(v_mul(a, f0), f1);
 }
 
+/* F16C is asked for by its bit, since not every compiler knows its name; the system saves its registers with AVX's. */
 static bool simd_supported(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned eax, ebx, ecx = 0, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0 &&
+           __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }

@@ -128,6 +128,62 @@ SIMD_INLINE vec v_pair_high(vec a)
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000u)));
 }
 
+/* Bit patterns with the sign cleared, compared as whole numbers. */
+SIMD_INLINE vec v_abs(vec a)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
+}
+SIMD_INLINE vec v_max_bits(vec a, vec b)
+{
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+SIMD_INLINE uint32_t v_max_bits_lanes(vec a)
+{
+    return (uint32_t)_mm512_reduce_max_epi32(_mm512_castps_si512(a));
+}
+
+/* Half floats: to nearest even; exact. */
+SIMD_INLINE qk_f16 v_to_f16(float x)
+{
+    __m256i half = _mm512_cvtps_ph(_mm512_set1_ps(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (qk_f16)_mm256_cvtsi256_si32(half);
+}
+SIMD_INLINE float v_from_f16(qk_f16 x)
+{
+    return _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_set1_epi16((short)x)));
+}
+SIMD_INLINE vec v_load_f16(const qk_f16 *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+/* Whole numbers of 8 bits, as floats. Stores round to nearest even and expect what fits. */
+SIMD_INLINE vec v_load_i8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+SIMD_INLINE vec v_load_i8_n(const int8_t *p, uint32_t n)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(v_mask(n), p)));
+}
+SIMD_INLINE void v_store_i8(int8_t *p, vec a)
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+SIMD_INLINE void v_store_i8_n(int8_t *p, vec a, uint32_t n)
+{
+    _mm_mask_storeu_epi8(p, v_mask(n), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+/* A lane of four int8 (element 4j lowest), as memory holds them: each as a float. */
+SIMD_INLINE void v_split_i8(vec a, vec out[4])
+{
+    __m512i x = _mm512_castps_si512(a);
+    out[0] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 24), 24));
+    out[1] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 16), 24));
+    out[2] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 8), 24));
+    out[3] = _mm512_cvtepi32_ps(_mm512_srai_epi32(x, 24));
+}
+
 /* Sums of the lanes of four vectors. The tree: lane j takes j + 8, then j + 4, j + 2, j + 1. */
 SIMD_INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
 {

@@ -110,6 +110,41 @@ static void simd_bf16_to_f32(float *y, const qk_bf16 *x, uint32_t n)
     }
 }
 
+/* The reference's bytes: |x| is compared as a bit pattern, which puts infinity after every number and NaN after
+ * infinity; division and both roundings are IEEE's. */
+static void simd_f32_to_i8(int8_t *q, qk_f16 *scale, const float *x, uint32_t n)
+{
+    const uint32_t n_whole = n - n % SIMD_WIDTH, tail = n % SIMD_WIDTH, infinity = 0x7f800000u;
+    vec largest = v_zero();
+    for (uint32_t i = 0; i < n_whole; i += SIMD_WIDTH) {
+        largest = v_max_bits(largest, v_abs(v_load(x + i)));
+    }
+    if (tail > 0) {
+        largest = v_max_bits(largest, v_abs(v_load_n(x + n_whole, tail)));
+    }
+    const uint32_t max = v_max_bits_lanes(largest);
+    float s = 0.0f;
+    *scale = max >= infinity ? 0x7e00 : 0;
+    if (max > 0 && max < infinity) {
+        memcpy(&s, &max, sizeof s);
+        s /= 127.0f;
+        *scale = v_to_f16(s > 0x1p-14f ? s : 0x1p-14f);
+        s = v_from_f16(*scale);
+    }
+    if (!(s > 0.0f && s < INFINITY)) {
+        memset(q, 0, n);
+        return;
+    }
+    const vec divisor = v_set1(s), low = v_set1(-127.0f), high = v_set1(127.0f);
+    for (uint32_t i = 0; i < n_whole; i += SIMD_WIDTH) {
+        v_store_i8(q + i, v_min(high, v_max(low, v_div(v_load(x + i), divisor))));
+    }
+    if (tail > 0) {
+        vec v = v_div(v_load_n(x + n_whole, tail), divisor);
+        v_store_i8_n(q + n_whole, v_min(high, v_max(low, v)), tail);
+    }
+}
+
 static void simd_f32_to_bf16(qk_bf16 *y, const float *x, uint32_t n)
 {
     uint32_t i = 0;

@@ -230,8 +230,9 @@ void rig_open(rig *r, const fixture_model *model, const rig_options *o)
     char error[256] = "";
     *r = (rig){.source = model, .n_pages = o->n_pages};
     const qk_backend_options options = {.n_threads = o->n_threads, .isa = o->isa};
-    if (qk_backend_open(
-            o->backend != NULL ? o->backend : "cpu", &options, &r->backend, error, sizeof(error)) != QK_OK)
+    r->backend = o->opened;
+    if (r->backend == NULL && qk_backend_open(o->backend != NULL ? o->backend : "cpu", &options, &r->backend,
+                                  error, sizeof(error)) != QK_OK)
         tap_note("%s", error);
     tap_require(r->backend != NULL);
     if (qk_model_load(r->backend, &model->desc, NULL, NULL, &r->model) != QK_OK)
@@ -249,14 +250,20 @@ void rig_open(rig *r, const fixture_model *model, const rig_options *o)
         .partial_max = o->partial_max,
         .partial = o->partial,
         .partial_user = o->partial_user,
+        .ring_bytes = o->ring_bytes,
     };
     qk_kv_layout_page_major(&model->desc.shape, o->kv_dtype, &r->params.layout);
+    if (o->kv_dtype_1 != NULL)
+        qk_kv_layout_page_major(&model->desc.shape, *o->kv_dtype_1, &r->params.layout_1);
     if (qk_context_new(r->model, &r->params, &r->context) != QK_OK)
         tap_note("%s", qk_backend_error(r->backend));
     tap_require(r->context != NULL);
     for (int i = 0; i < 2; i++)
         tap_require(qk_step_new(r->context, &r->steps[i]) == QK_OK);
-    const uint64_t bytes = o->n_pages * r->params.layout.page_bytes;
+    const uint64_t page_bytes = r->params.layout.page_bytes > r->params.layout_1.page_bytes
+                                    ? r->params.layout.page_bytes
+                                    : r->params.layout_1.page_bytes;
+    const uint64_t bytes = o->n_pages * page_bytes;
     tap_require(qk_buffer_new(r->backend, QK_MEMORY_DEVICE, bytes, &r->pages) == QK_OK);
     /* Bytes that nobody wrote are NaN: whoever reads them shows. */
     tap_require(qk_fill_submit(r->backend, QK_STREAM_COMPUTE, r->pages, 0, bytes, 0x7fc07fc0) == QK_OK);
@@ -280,7 +287,8 @@ void rig_close(rig *r)
 uint64_t rig_page(const rig *r, uint32_t page)
 {
     tap_require(page < r->n_pages);
-    return r->pages->address + page * r->params.layout.page_bytes;
+    const qk_kv_layout *layout = r->kv_class == 0 ? &r->params.layout : &r->params.layout_1;
+    return r->pages->address + page * layout->page_bytes;
 }
 
 void rig_fill(rig *r, uint32_t step, const rig_rows *rows, uint32_t n)
@@ -288,6 +296,8 @@ void rig_fill(rig *r, uint32_t step, const rig_rows *rows, uint32_t n)
     qk_plan *plan = qk_step_plan(r->steps[step]);
     plan->n_rows = plan->n_pages = plan->n_outputs = 0;
     plan->n_seqs = n;
+    plan->kv_class = r->kv_class;
+    plan->host_path = QK_HOST_READ;
     for (uint32_t s = 0; s < n; s++) {
         const uint32_t n_pages = (rows[s].start + rows[s].n_rows + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
         plan->seqs[s] = (qk_seq){

@@ -26,10 +26,13 @@ void fixture_forward(const fixture_model *model, const int32_t *tokens, uint32_t
 /* ---- A rig ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
+    qk_backend *opened;  /* this one, which the rig then closes; NULL: opens one */
     const char *backend; /* NULL: "cpu" */
     uint32_t n_threads;
     const char *isa;
     qk_dtype kv_dtype;
+    const qk_dtype *kv_dtype_1; /* of kv_class 1; NULL: there is none */
+    uint64_t ring_bytes;
     uint32_t rows_max, n_pages, slots_max, partial_max;
     uint32_t seqs_max; /* 0: at most 8 */
     qk_partial_fn partial;
@@ -45,6 +48,7 @@ typedef struct {
     qk_step *steps[2];
     qk_buffer *pages;
     uint32_t n_pages;
+    uint32_t kv_class; /* of the plans that are filled, and of rig_page() */
 } rig;
 
 void rig_open(rig *r, const fixture_model *model, const rig_options *options);

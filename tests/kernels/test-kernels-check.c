@@ -38,7 +38,16 @@ static void set_up(sample_plan *s)
         .partial_max = 3,
         .partial = no_partial};
     qk_kv_layout_page_major(&s->shape, QK_F32, &s->params.layout);
-    s->plan = (qk_plan){5, 2, 39, 2, s->tokens, s->seqs, s->pages, s->outputs};
+    s->plan = (qk_plan){
+        .n_rows = 5,
+        .n_seqs = 2,
+        .n_pages = 39,
+        .n_outputs = 2,
+        .tokens = s->tokens,
+        .seqs = s->seqs,
+        .pages = s->pages,
+        .outputs = s->outputs,
+    };
     s->tokens[0] = 130;
     s->tokens[1] = ~4;
     s->seqs[0] = (qk_seq){.row_begin = 0, .n_rows = 3, .start = 600, .page_begin = 0, .n_pages = 38};
@@ -106,7 +115,17 @@ static void test_plan(void)
     REFUSED("seqs[0] page", s.pages[3] = 4096);
     REFUSED("seqs[1] page", s.pages[38] = 0);
     REFUSED("seqs[0] page", memset(s.pages + 32, 0, 6 * sizeof(s.pages[0])));
-    REFUSED("aligned", s.pages[20] = 4097);
+    REFUSED("aligned", s.pages[20] = 4098);
+    REFUSED("aligned", s.pages[20] = 4098 | QK_PAGE_HOST);
+    REFUSED("QK_PAGE_HOST on address 0", s.pages[20] = QK_PAGE_HOST);
+    REFUSED("QK_PAGE_HOST on address 0", s.pages[3] = QK_PAGE_HOST);
+    REFUSED("seqs[0] page 37: QK_PAGE_HOST", s.pages[37] |= QK_PAGE_HOST);
+    REFUSED("seqs[1] page 0: QK_PAGE_HOST", s.pages[38] |= QK_PAGE_HOST);
+    REFUSED("kv_class is 1", s.plan.kv_class = 1);
+    REFUSED("kv_class is 2", s.plan.kv_class = 2; s.params.layout_1 = s.params.layout);
+    REFUSED("kv_class", s.plan.kv_class = UINT32_MAX);
+    REFUSED("host_path", s.plan.host_path = 2);
+    REFUSED("host_path", s.plan.host_path = UINT32_MAX);
     REFUSED("partial function", s.params.partial = NULL);
     REFUSED("outside items", s.params.partial_max = 2);
     REFUSED("outputs[1].row", s.outputs[1].row = 5);
@@ -130,6 +149,23 @@ static void test_plan(void)
     REFUSED("presence_penalty", s.outputs[0].sampling.presence_penalty = NAN);
 
     sample_plan s;
+    set_up(&s);
+    for (int p = 16; p < 37; p++)
+        s.pages[p] |= QK_PAGE_HOST;
+    s.plan.host_path = QK_HOST_STREAM;
+    tap_ok(check(&s) == QK_OK, "host pages up to the last one before the rows pass %s", line);
+    s.seqs[0].start = 592; /* the first row begins page 37 */
+    s.seqs[0].n_rows = 3;
+    tap_ok(check(&s) == QK_OK, "also where the rows begin a page %s", line);
+    s.seqs[0].start = 591;
+    tap_ok(check(&s) == QK_INVALID, "and not where page 36 still is written: %s", line);
+    set_up(&s);
+    qk_kv_layout_page_major(&s.shape, QK_BF16, &s.params.layout_1);
+    s.plan.kv_class = 1;
+    s.pages[20] = 4098;
+    tap_ok(check(&s) == QK_OK, "kv_class 1 has layout_1's alignment %s", line);
+    s.plan.kv_class = 0;
+    tap_ok(check(&s) == QK_INVALID, "kv_class 0 does not: %s", line);
     set_up(&s);
     s.outputs[0].flags = QK_OUTPUT_LOGITS;
     s.params.logits_max = 2;
@@ -170,18 +206,119 @@ static void test_context(void)
     BAD_PARAMS("outputs_max", p.outputs_max = 9);
     BAD_PARAMS("logits_max", p.logits_max = 5);
     BAD_PARAMS("partial", p.partial = NULL);
-    BAD_PARAMS("dtype", p.layout.dtype = QK_I8);
+    BAD_PARAMS("dtype", p.layout.dtype = (qk_dtype)3);
+    BAD_PARAMS("scale_offset 2, expected 0", p.layout.scale_offset = 2);
     BAD_PARAMS("token_stride", p.layout.token_stride = 60);
     BAD_PARAMS("stride", p.layout.token_stride = 66);
     BAD_PARAMS("page", p.layout.page_bytes -= 4);
     BAD_PARAMS("overflow", p.layout.layer_stride = UINT64_MAX - 3);
     BAD_PARAMS("overflow", p.layout.v_offset = UINT64_MAX - 3);
+    BAD_PARAMS("layout_1", p.layout_1 = p.layout; p.layout_1.page_bytes -= 4);
+    BAD_PARAMS("layout_1", p.layout_1 = p.layout; p.layout_1.dtype = (qk_dtype)3);
+    BAD_PARAMS("layout_1", p.layout_1.page_bytes = 1);
+    p = s.params;
+    qk_kv_layout_page_major(&s.shape, QK_I8, &p.layout_1);
+    tap_ok(qk_check_context_params(&p, &s.shape, line, sizeof(line)) == QK_OK, "two layouts pass");
 
     qk_kv_layout l;
     qk_kv_layout_page_major(&fixture_medium, QK_BF16, &l);
     tap_ok(l.token_stride == 128 && l.v_offset == 2048 && l.head_stride == 4096 && l.layer_stride == 8192 &&
                l.page_bytes == 16384,
         "page-major strides of 2 layers, 2 heads of 64 in bf16");
+}
+
+/* Int8 pages: the layout as numbers, and what their scales may not do. */
+static void test_int8_layout(void)
+{
+    qk_shape shape = {.n_layers = 28, .n_heads = 16, .n_kv_heads = 8, .head_dim = 128};
+    qk_kv_layout l, bad;
+    qk_kv_layout_page_major(&shape, QK_I8, &l);
+    tap_ok(l.dtype == QK_I8 && l.token_stride == 128 && l.scale_offset == 2048 && l.v_offset == 2080 &&
+               l.head_stride == 4160 && l.layer_stride == 33280 && l.page_bytes == 931840,
+        "page-major strides of 28 layers, 8 heads of 128 in int8");
+    qk_kv_layout_page_major(&shape, QK_BF16, &bad);
+    tap_ok(bad.scale_offset == 0 && bad.page_bytes == 1835008, "bf16 pages have no scales");
+    bool aligned = true, good = true;
+    for (uint32_t dim = 2; dim <= 256; dim += 2) {
+        for (uint32_t heads = 1; heads <= 3; heads++) {
+            const qk_shape any = {.n_layers = heads, .n_heads = heads, .n_kv_heads = heads, .head_dim = dim};
+            qk_kv_layout_page_major(&any, QK_I8, &bad);
+            aligned = aligned && bad.page_bytes % 64 == 0;
+            good = good && qk_check_layout(&bad, &any, line, sizeof(line)) == QK_OK;
+        }
+    }
+    tap_ok(aligned && good, "int8 pages of any shape are multiples of 64 and pass");
+
+#define BAD_LAYOUT(word, ...)                                                                                \
+    do {                                                                                                     \
+        bad = l;                                                                                             \
+        __VA_ARGS__;                                                                                         \
+        line[0] = '\0';                                                                                      \
+        tap_ok(                                                                                              \
+            qk_check_layout(&bad, &shape, line, sizeof(line)) == QK_INVALID && strstr(line, word) != NULL,   \
+            "%s: %s", #__VA_ARGS__, line);                                                                   \
+    } while (0)
+    BAD_LAYOUT("token_stride 127", bad.token_stride = 127);
+    BAD_LAYOUT("multiple of 2", bad.scale_offset = 2049);
+    BAD_LAYOUT("overlaps the tokens", bad.scale_offset = 2046);
+    BAD_LAYOUT("overlaps the tokens", bad.scale_offset = 0);
+    BAD_LAYOUT("overlaps the tokens", bad.token_stride = 130);
+    BAD_LAYOUT("overflows", bad.scale_offset = UINT64_MAX - 1);
+    BAD_LAYOUT("v_offset 2080 overlaps", bad.scale_offset = 2050);
+    BAD_LAYOUT("v_offset 2048 overlaps", bad.v_offset = 2048);
+    BAD_LAYOUT("v_offset 0 overlaps", bad.v_offset = 0);
+    BAD_LAYOUT("head_stride 4158 overlaps", bad.head_stride = 4158);
+    BAD_LAYOUT("layer_stride 33278 overlaps", bad.layer_stride = 33278);
+    BAD_LAYOUT("the scale's 2", bad.v_offset = 2081);
+    BAD_LAYOUT("the scale's 2", bad.head_stride = 4161);
+    BAD_LAYOUT("the scale's 2", bad.layer_stride = 33281);
+    BAD_LAYOUT("page", bad.page_bytes -= 2);
+    BAD_LAYOUT("overflow", bad.layer_stride = UINT64_MAX - 1);
+    BAD_LAYOUT("overflow", bad.head_stride = UINT64_MAX - 1);
+#undef BAD_LAYOUT
+    /* [K|V][layer][head], with room between: other strides are fine. */
+    bad = l;
+    bad.scale_offset += 6;
+    bad.head_stride = 2090;
+    bad.layer_stride = 8 * bad.head_stride + 4;
+    bad.v_offset = 28 * bad.layer_stride;
+    bad.page_bytes = 2 * bad.v_offset;
+    tap_ok(qk_check_layout(&bad, &shape, line, sizeof(line)) == QK_OK, "other strides pass %s", line);
+    shape.n_layers = shape.n_kv_heads = 1;
+    bad = l;
+    bad.head_stride = bad.layer_stride = 0;
+    tap_ok(qk_check_layout(&bad, &shape, line, sizeof(line)) == QK_OK, "one head needs no stride %s", line);
+
+    sample_plan s;
+    set_up(&s);
+    qk_kv_layout_page_major(&s.shape, QK_I8, &s.params.layout);
+    s.pages[20] = 4098;
+    tap_ok(check(&s) == QK_OK, "an int8 page on an even address passes %s", line);
+    s.pages[20] = 4097;
+    tap_ok(check(&s) == QK_OK, "and an odd one is a host page's %s", line);
+}
+
+static void test_host_memory(void)
+{
+    const struct {
+        uintptr_t host;
+        uint64_t bytes;
+        const char *word;
+    } bad[] = {
+        {0, 4096, "no address"},
+        {8192, 0, "0 bytes"},
+        {8192, 4095, "multiples of 4096"},
+        {8192, 6144, "multiples of 4096"},
+        {8192 + 64, 4096, "multiples of 4096"},
+        {8192, UINT64_MAX - 4095, "past the address space"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        line[0] = '\0';
+        tap_ok(qk_check_host_memory((void *)bad[i].host, bad[i].bytes, line, sizeof(line)) == QK_INVALID &&
+                   strstr(line, bad[i].word) != NULL,
+            "host memory: %s", line);
+    }
+    tap_ok(qk_check_host_memory((void *)(uintptr_t)8192, 4096, line, sizeof(line)) == QK_OK, "a good range");
 }
 
 static qk_status check_desc(const qk_model_desc *desc)
@@ -261,6 +398,8 @@ int main(void)
 {
     test_plan();
     test_context();
+    test_int8_layout();
+    test_host_memory();
     test_model();
     test_public();
     return tap_done();

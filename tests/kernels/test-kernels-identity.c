@@ -136,6 +136,19 @@ static void test_pages(rig *r, const char *name)
     run_range(r, moved, 300, N_TOKENS, 1);
     tap_ok(same(0, N_TOKENS), "%s: every page moved after 300 tokens", name);
 
+    /* A fork after 300 tokens shares the full pages and has a copy of the last one; both go on in the same steps. */
+    forget();
+    run_range(r, in_order, 0, 300, 300);
+    memcpy(moved, in_order, sizeof(moved));
+    for (uint32_t i = 300 / QK_PAGE_TOKENS; i < PAGES_USED; i++)
+        moved[i] = PAGES_USED + i;
+    move_page(r, moved[300 / QK_PAGE_TOKENS], 300 / QK_PAGE_TOKENS);
+    for (uint32_t at = 300; at < 340; at += 5) {
+        rig_rows rows[2] = {{tokens + at, 5, at, moved}, {other_tokens + at, 5, at, in_order}};
+        tap_require(rig_run(r, rows, 2, got + (size_t)at * vocab) == QK_OK);
+    }
+    tap_ok(same(0, 340), "%s: a fork, beside the one it came from", name);
+
     run_range(r, in_order, 0, N_TOKENS, N_TOKENS);
     rig_rows wrong = {other_tokens + 560, 40, 560, in_order};
     tap_require(rig_run(r, &wrong, 1, NULL) == QK_OK);
@@ -154,6 +167,10 @@ static void test_strides(const char *isa, qk_dtype kv, const char *name)
     const uint64_t old_page_bytes = layout->page_bytes;
     layout->token_stride += 12;
     layout->head_stride = (uint64_t)layout->token_stride * QK_PAGE_TOKENS + 20;
+    if (kv == QK_I8) {
+        layout->scale_offset = layout->head_stride - 14;
+        layout->head_stride += 32;
+    }
     layout->layer_stride = layout->head_stride * shape->n_kv_heads;
     layout->v_offset = layout->layer_stride * shape->n_layers;
     layout->page_bytes = 2 * layout->v_offset;
@@ -317,10 +334,19 @@ static void test_mutations(rig *r, const char *name)
     /* The lowest bit of one value element of the last layer. */
     const qk_kv_layout *l = &r->params.layout;
     const uint64_t offset = spare * bytes + l->layer_stride + l->v_offset + 4;
-    uint32_t word = l->dtype == QK_BF16 ? 0x3f803f81u : 0x3f800001u;
+    uint32_t word = l->dtype == QK_I8 ? 0x5a5b5c5du : l->dtype == QK_BF16 ? 0x3f803f81u : 0x3f800001u;
     MUTATED("one element of V that differs shows", move_page(r, spare, 30);
             tap_require(qk_fill_submit(r->backend, QK_STREAM_COMPUTE, r->pages, offset, 4, word) == QK_OK);
             pages[30] = spare);
+    for (uint32_t side = 0; side < 2 && l->dtype == QK_I8; side++) {
+        /* Two tokens' scales of 1: the values had other ones. */
+        const uint64_t scales = spare * bytes + l->head_stride + side * l->v_offset + l->scale_offset;
+        MUTATED(side == 0 ? "scales of K that differ show" : "scales of V that differ show",
+                move_page(r, spare, 30);
+                tap_require(
+                    qk_fill_submit(r->backend, QK_STREAM_COMPUTE, r->pages, scales, 4, 0x3c003c00) == QK_OK);
+                pages[30] = spare);
+    }
 #undef MUTATED
 
     forget();
@@ -337,7 +363,7 @@ static void test_mutations(rig *r, const char *name)
 static void test_isa(const char *isa, qk_dtype kv)
 {
     char name[32];
-    snprintf(name, sizeof(name), "%s %s", isa, kv == QK_F32 ? "f32" : "bf16");
+    snprintf(name, sizeof(name), "%s %s", isa, kv == QK_F32 ? "f32" : kv == QK_I8 ? "int8" : "bf16");
     rig r;
     open_rig(&r, isa, kv, 2);
     forget();
@@ -389,6 +415,7 @@ int main(void)
             }
             test_isa(isas[i], QK_F32);
             test_isa(isas[i], QK_BF16);
+            test_isa(isas[i], QK_I8);
         }
         free(want);
         free(got);

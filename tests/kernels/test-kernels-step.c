@@ -43,6 +43,11 @@ static double worst_error(const double *want, const float *got, uint32_t n, uint
 static void test_numbers(const qk_shape *shape, qk_dtype weights)
 {
     static const char *const isas[] = {"reference", "avx2", "avx512"};
+    static const struct {
+        const char *name;
+        qk_dtype dtype;
+        double tolerance;
+    } pages[] = {{"f32", QK_F32, 1e-5}, {"bf16", QK_BF16, 1e-2}, {"int8", QK_I8, 4e-2}};
     const uint32_t vocab = shape->vocab;
     fixture_model *m = fixture_model_new(shape, weights, 21);
     make_tokens(vocab);
@@ -55,20 +60,20 @@ static void test_numbers(const qk_shape *shape, qk_dtype weights)
             tap_skip("%s is not on this machine or not in this build", isas[i]);
             continue;
         }
-        for (int bf16 = 0; bf16 < 2; bf16++) {
+        for (size_t p = 0; p < sizeof(pages) / sizeof(pages[0]); p++) {
             rig r;
             rig_open(&r, m,
                 &(rig_options){.n_threads = 2,
                     .isa = isas[i],
-                    .kv_dtype = bf16 ? QK_BF16 : QK_F32,
+                    .kv_dtype = pages[p].dtype,
                     .rows_max = N_TOKENS,
                     .n_pages = N_PAGES});
             rig_rows first = {tokens, 300, 0, in_order}, rest = {tokens + 300, 240, 300, in_order};
             tap_require(rig_run(&r, &first, 1, got) == QK_OK);
             tap_require(rig_run(&r, &rest, 1, got + (size_t)300 * vocab) == QK_OK);
             double error = worst_error(want, got, N_TOKENS, vocab);
-            tap_ok(error < (bf16 ? 1e-2 : 1e-5), "%s, head_dim %u, %s pages: worst relative error %.2g",
-                isas[i], shape->head_dim, bf16 ? "bf16" : "f32", error);
+            tap_ok(error < pages[p].tolerance, "%s, head_dim %u, %s pages: worst relative error %.2g",
+                isas[i], shape->head_dim, pages[p].name, error);
             rig_close(&r);
         }
     }
