@@ -1,5 +1,6 @@
 /* qe-budget.c: sizes before and at a load. */
 #include "engine/qe-budget.h"
+#include <string.h>
 #include <unistd.h>
 #include "engine/qe-backend.h"
 #include "engine/qe-limits.h"
@@ -55,6 +56,24 @@ static uint64_t host_pages(const qe_budget *b)
         return b->kv_wanted / b->page_bytes;
     uint64_t n = MIN(memory / QE_KV_MEMORY_DIVISOR / b->page_bytes, QE_KV_CONTEXTS * full);
     return n < full ? MIN(full, memory / 2 / b->page_bytes) : n;
+}
+
+/* MemAvailable of /proc/meminfo: what can be had without swapping; 0: unknown. */
+static uint64_t available_memory(void)
+{
+    g_autofree char *text = NULL;
+    if (!g_file_get_contents("/proc/meminfo", &text, NULL, NULL))
+        return 0;
+    const char *line = strstr(text, "MemAvailable:");
+    return line ? g_ascii_strtoull(line + strlen("MemAvailable:"), NULL, 10) * 1024 : 0;
+}
+
+uint64_t qe_budget_host_bytes(uint64_t wanted, bool is_host)
+{
+    uint64_t available = available_memory();
+    if (wanted)
+        return wanted > 1 ? wanted : 0;
+    return is_host ? 0 : available / QE_HOST_MEMORY_DIVISOR;
 }
 
 static bool refuse_device(const qe_budget *b, uint64_t left, uint64_t needed, GError **error)

@@ -65,14 +65,18 @@ static void insert_by_serial(GPtrArray *list, qe_request *request)
     g_ptr_array_insert(list, (gint)at, request);
 }
 
-/* Back to the queue, without its pages; it computes its tokens again when it is admitted again. */
+/* Back to the queue, without its pages on the device; what the host has not is computed again when it is admitted again. */
 static void preempt(qe_core *core, qe_request *request)
 {
     qe_timeline *t = request->timeline;
     core->slot_used[request->slot] = false;
     request->slot = QK_NO_SLOT;
-    qe_session_uncache(t->session, 0);
     qe_session_release_reserved(t->session);
+    if (qe_session_demote(t->session, UINT32_MAX, false, NULL) == 0) {
+        qe_session_uncache(t->session, 0);
+        t->evicted = true;
+    }
+    request->restoring = false;
     restart(request);
     request->state = QE_REQUEST_QUEUED;
     g_ptr_array_remove(core->running, request);
@@ -89,7 +93,7 @@ bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep)
     g_hash_table_iter_init(&iter, core->timelines);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         qe_timeline *t = value;
-        if (t == keep || qe_session_n_pages(t->session) == 0)
+        if (t == keep || qe_session_n_on_device(t->session) == 0)
             continue;
         if (t->request && t->request->state != QE_REQUEST_QUEUED)
             continue;
@@ -101,6 +105,7 @@ bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep)
         return false;
     qe_session_uncache(oldest->session, 0);
     qe_session_release_reserved(oldest->session);
+    oldest->evicted = true;
     qe_stats_touch(core->stats);
     return true;
 }
@@ -111,7 +116,7 @@ static qe_request *pick_victim(qe_core *core, const qe_request *request)
     qe_request *victim = NULL;
     for (guint i = 0; i < core->running->len; i++) {
         qe_request *r = core->running->pdata[i];
-        if (r == request || qe_session_n_pages(r->timeline->session) == 0)
+        if (r == request || qe_session_n_on_device(r->timeline->session) == 0)
             continue;
         if (is_paused(r))
             return r;
@@ -121,7 +126,8 @@ static qe_request *pick_victim(qe_core *core, const qe_request *request)
     return victim;
 }
 
-/* Pages for the first @n_tokens of @request. When there are none: idle sessions give theirs, then younger requests; then
+/* Pages for the first @n_tokens of @request. When there are none: room is made by moving pages to the host, then by dropping
+ * idle sessions' (qe-core-tiers.c says in which order); then younger requests give theirs; then
  * it waits itself; and only when it has the pool to itself it fails. */
 static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens)
 {
@@ -138,9 +144,14 @@ static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens)
             qe_core_finish(core, request, QE_FINISH_ERROR, error);
             return false;
         }
-        if (qe_core_drop_oldest(core, request->timeline)) {
+        if (qe_core_make_room(core, request->timeline) ||
+            (!core->lost && qe_core_drop_oldest(core, request->timeline))) {
             g_error_free(error);
             continue;
+        }
+        if (core->lost) {
+            g_error_free(error);
+            return false;
         }
         qe_request *victim = pick_victim(core, request);
         if (victim) {
@@ -168,14 +179,36 @@ static uint32_t promised_tokens(const qe_core *core, const qe_request *request)
     if (request->is_eval)
         n_reply = 0;
     uint64_t n = MAX((uint64_t)request->n_prompt + n_reply, n_ids);
-    return (uint32_t)MIN(n, core->capacity);
+    return (uint32_t)MIN(n, qe_core_capacity(core, request->timeline));
+}
+
+/* Device pages that @t needs at once beyond those it has. A tiered session needs no more than a step's: its older pages can
+ * go to the host meanwhile. */
+static uint32_t pages_promised(const qe_core *core, const qe_request *request)
+{
+    const qe_session *session = request->timeline->session;
+    uint32_t n = qe_session_pages_needed(session, promised_tokens(core, request));
+    if (qe_session_get_policy(session)->tiered)
+        n = MIN(n, (core->params.rows_max + QK_SPAN_TOKENS) / QK_PAGE_TOKENS);
+    return n;
+}
+
+/* Counts the pages of @session that have to stay on the device while it runs. */
+static void pin_pages(const qe_core *core, const qe_session *session, uint32_t *counts)
+{
+    const qe_page *pages = qe_session_pages(session);
+    bool tiered = qe_session_get_policy(session)->tiered;
+    for (uint32_t i = 0; i < qe_session_n_pages(session); i++) {
+        if (!tiered || !qe_kv_page_on_host(core->pool, pages[i]))
+            counts[pages[i]]++;
+    }
 }
 
 static bool may_start(qe_core *core, qe_request *request)
 {
     qe_kv_pool *pool = core->pool;
     g_array_set_size(core->page_counts, 0);
-    g_array_set_size(core->page_counts, qe_kv_pool_n_reserved(pool));
+    g_array_set_size(core->page_counts, qe_kv_pool_n_pages(pool));
     uint32_t *counts = (uint32_t *)(void *)core->page_counts->data;
     if (core->page_counts->len)
         memset(counts, 0, core->page_counts->len * sizeof *counts);
@@ -184,19 +217,33 @@ static bool may_start(qe_core *core, qe_request *request)
         const qe_request *r = core->running->pdata[i];
         if (is_paused(r))
             continue;
-        if (core->page_counts->len)
-            qe_session_count_pages(r->timeline->session, counts);
-        n_promised += qe_session_pages_needed(r->timeline->session, promised_tokens(core, r));
+        pin_pages(core, r->timeline->session, counts);
+        n_promised += pages_promised(core, r);
     }
-    if (core->page_counts->len)
-        qe_session_count_pages(request->timeline->session, counts);
+    pin_pages(core, request->timeline->session, counts);
     uint32_t n_pinned = 0;
     for (guint i = 0; i < core->page_counts->len; i++)
         n_pinned += counts[i] != 0;
-    uint32_t n_needed = qe_session_pages_needed(request->timeline->session, promised_tokens(core, request));
+    uint32_t n_needed = pages_promised(core, request);
     /* What the pool can really hold: less than its budget once the device refused a slab. */
     uint32_t n_pages_max = qe_kv_pool_n_used(pool) + qe_kv_pool_n_available(pool);
     return qe_sched_admits(n_pages_max, n_pinned, (uint32_t)MIN(n_promised, UINT32_MAX), n_needed);
+}
+
+/* Why the turn computes more than its new tokens; @again: it computes some that were known. */
+static void explain_mismatch(qe_timeline *t, qe_request *request, bool again)
+{
+    qe_receipt *receipt = &request->receipt;
+    if (receipt->first_mismatch >= 0)
+        receipt->mismatch = request->n_stripped ? QE_MISMATCH_STRIPPED : QE_MISMATCH_EDITED;
+    if (again && receipt->mismatch == QE_MISMATCH_NONE) {
+        bool by_mode =
+            t->mode == QE_CACHE_REBUILD || t->mode == QE_CACHE_PAGED || t->mode_changed || request->no_reuse;
+        receipt->mismatch = by_mode ? QE_MISMATCH_MODE : t->evicted ? QE_MISMATCH_EVICTED : QE_MISMATCH_NONE;
+        if (receipt->mismatch != QE_MISMATCH_NONE)
+            receipt->first_mismatch = qe_session_n_cached(t->session);
+    }
+    t->mode_changed = t->evicted = false;
 }
 
 static void count_reuse(qe_timeline *t, qe_request *request)
@@ -206,20 +253,54 @@ static void count_reuse(qe_timeline *t, qe_request *request)
     uint32_t n_known = MIN(t->n_computed, qe_session_n_ids(t->session));
     uint32_t n_again = n_known > n_cached ? n_known - n_cached : 0;
     if (!request->reuse_counted) {
+        receipt->mode = t->mode;
         receipt->n_prompt = request->n_prompt;
         receipt->n_reused = n_cached;
         receipt->n_new = request->n_prompt - n_cached;
         receipt->n_recomputed = n_again + request->n_stripped;
+        explain_mismatch(t, request, n_known > n_cached);
         request->reuse_counted = true;
     } else {
         receipt->n_recomputed += n_again;
     }
 }
 
+/* Pages of the session that are on the host come back first, as far as there is room beside those that it will fill. */
+static void restore(qe_core *core, qe_request *request)
+{
+    qe_timeline *t = request->timeline;
+    uint32_t n = qe_core_restore(core, t, pages_promised(core, request));
+    if (core->lost)
+        return;
+    /* Memory that could not be registered holds pages for a later restore; a step cannot read them there. */
+    uint32_t n_readable = qe_session_first_unreadable(t->session);
+    if (n_readable < qe_session_n_pages(t->session)) {
+        qe_session_uncache(t->session, n_readable * QK_PAGE_TOKENS);
+        t->evicted = true;
+        restart(request);
+    }
+    request->restoring = qe_session_n_loading(t->session) > 0;
+    request->restore_begun = g_get_monotonic_time();
+    request->receipt.n_restored_host += n * QK_PAGE_TOKENS;
+    request->receipt.n_on_host =
+        (qe_session_n_off_device(t->session) - qe_session_n_loading(t->session)) * QK_PAGE_TOKENS;
+}
+
+/* Whether @request waits for pages. The first look after they have landed notes the time. */
+static bool is_restoring(qe_request *request)
+{
+    if (request->restoring && qe_session_n_loading(request->timeline->session) == 0) {
+        request->restoring = false;
+        request->receipt.restore_ms += ms_between(request->restore_begun, g_get_monotonic_time());
+    }
+    return request->restoring;
+}
+
 static void start(qe_core *core, qe_request *request)
 {
     qe_timeline *t = request->timeline;
-    if (request->no_reuse && !request->reuse_counted)
+    bool keeps = t->mode != QE_CACHE_REBUILD && t->mode != QE_CACHE_PAGED;
+    if ((request->no_reuse || !keeps) && !request->reuse_counted)
         qe_session_uncache(t->session, 0);
     /* The last row's logits exist only when it is computed; an eval wants those of its rows. */
     uint32_t keep = qe_session_n_ids(t->session) - 1;
@@ -227,7 +308,14 @@ static void start(qe_core *core, qe_request *request)
         keep = MIN(keep, request->eval_first);
     if (qe_session_n_cached(t->session) > keep)
         qe_session_uncache(t->session, keep);
+    uint32_t n_shared = request->no_reuse ? 0 : qe_session_adopt(t->session, keep);
+    qe_session_set_run(t->session, promised_tokens(core, request));
     restart(request);
+    restore(core, request);
+    if (core->lost)
+        return;
+    if (!request->reuse_counted)
+        request->receipt.n_shared = n_shared;
     count_reuse(t, request);
     for (uint32_t slot = 0; slot < QE_RUNNING_MAX; slot++) {
         if (!core->slot_used[slot]) {
@@ -262,6 +350,8 @@ static void admit(qe_core *core)
             break;
         request->paused = false;
         start(core, request);
+        if (core->lost)
+            return;
         changed = true;
     }
     for (guint i = 0; i < core->waiting->len; i++) {
@@ -278,15 +368,17 @@ typedef struct {
     qe_request *request;
     uint32_t epoch;
     bool from_slot;
+    bool heavy; /* some of its pages are off the device */
 } candidate;
 
 /* The row or rows that @request could compute now; false: none. */
-static bool next_rows(const qe_request *request, candidate *c, qe_sched_item *item)
+static bool next_rows(qe_request *request, candidate *c, qe_sched_item *item)
 {
-    if (is_paused(request) || request->n_generated + request->n_unread >= MAX(request->n_generate_max, 1))
+    if (is_paused(request) || is_restoring(request) ||
+        request->n_generated + request->n_unread >= MAX(request->n_generate_max, 1))
         return false;
     uint32_t n_ids = qe_session_n_ids(request->timeline->session);
-    *c = (candidate){.request = (qe_request *)request, .epoch = request->epoch};
+    *c = (candidate){.request = request, .epoch = request->epoch};
     *item = (qe_sched_item){.start = request->pos};
     if (request->pos < n_ids) {
         item->n_known = n_ids - request->pos;
@@ -364,6 +456,27 @@ static double step_bound(const qe_core *core)
     return n_active > 1 ? core->step_ms_shared : core->step_ms_alone;
 }
 
+/* Steps of sessions with pages off the device, one session each, take turns with steps of all others: a kind goes when
+ * the other has had the device for as long as its last step took. Leaves the candidates of the kind that goes now. */
+static bool pick_kind(qe_core *core, candidate *candidates, qe_sched_item *items, uint32_t *n)
+{
+    uint32_t n_heavy = 0, n_kept = 0;
+    for (uint32_t i = 0; i < *n; i++)
+        n_heavy += candidates[i].heavy;
+    if (n_heavy == 0)
+        return false;
+    bool heavy = n_heavy == *n || core->light_ms_since >= core->heavy_ms;
+    uint32_t chosen = heavy ? core->rotate % n_heavy : 0, k = 0;
+    for (uint32_t i = 0; i < *n; i++) {
+        if (candidates[i].heavy != heavy || (heavy && k++ != chosen))
+            continue;
+        candidates[n_kept] = candidates[i];
+        items[n_kept++] = items[i];
+    }
+    *n = n_kept;
+    return heavy;
+}
+
 static bool submit_step(qe_core *core)
 {
     candidate candidates[QE_RUNNING_MAX];
@@ -374,11 +487,15 @@ static bool submit_step(qe_core *core)
     if (qe_steps_n_in_flight(core->steps) == 2)
         return false;
     for (guint i = 0; i < core->running->len; i++) {
-        if (next_rows(core->running->pdata[i], &candidates[n], &items[n])) {
-            prefill |= !items[n].decode;
+        qe_request *r = core->running->pdata[i];
+        if (next_rows(r, &candidates[n], &items[n])) {
+            candidates[n].heavy = qe_session_n_off_device(r->timeline->session) > 0;
             n++;
         }
     }
+    bool heavy = pick_kind(core, candidates, items, &n);
+    for (uint32_t i = 0; i < n; i++)
+        prefill |= !items[i].decode;
     if (n == 0)
         return false;
     /* Two long steps in flight would make a newcomer wait twice: with prompts at work the second waits for the first
@@ -388,7 +505,8 @@ static bool submit_step(qe_core *core)
         qe_steps_predicted_in_flight(core->steps) > bound / 4)
         return false;
     qe_sched_limits limits = {
-        .ms_max = bound,
+        .ms_max =
+            heavy ? INFINITY : bound, /* reading the host's pages costs the same for few rows and for many */
         .rows_max = core->params.rows_max,
         .logits_max = core->params.logits_max,
         .seqs_max = core->params.seqs_max,
@@ -412,7 +530,8 @@ static bool submit_step(qe_core *core)
             items[i].n_rows = 0;
         qe_request_unref(r);
     }
-    if (!qe_steps_begin(core->steps))
+    /* Pages taken may have pushed the session's own to the host, or brought a plain one among the heavy. */
+    if (!qe_steps_begin(core->steps, heavy, core->host_path))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         if (items[i].n_rows == 0 || candidates[i].request->epoch != candidates[i].epoch)
@@ -511,6 +630,7 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
     qe_timeline *t = request->timeline;
     g_assert(qe_session_n_cached(t->session) == m->start);
     qe_session_commit(t->session, m->n_rows);
+    qe_core_enforce_cap(core, t);
     t->n_computed = MAX(t->n_computed, qe_session_n_cached(t->session));
 
     uint32_t vocab = qe_model_get_config(core->model)->vocab;
@@ -544,7 +664,7 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
 static void check_all(qe_core *core)
 {
     g_autoptr(GError) error = NULL;
-    uint32_t n = qe_kv_pool_n_reserved(core->pool);
+    uint32_t n = qe_kv_pool_n_pages(core->pool);
     g_autofree uint32_t *counts = g_new0(uint32_t, MAX(n, 1));
     GHashTableIter iter;
     void *value;
@@ -569,7 +689,13 @@ static void read_step(qe_core *core)
         return;
     }
     if (done.status == QK_OK) {
-        qe_cost_observe(&core->cost, done.rows, done.attended, done.ms);
+        if (done.heavy) { /* its time says nothing about the others' */
+            core->heavy_ms = done.ms;
+            core->light_ms_since = 0;
+        } else {
+            core->light_ms_since += done.ms;
+            qe_cost_observe(&core->cost, done.rows, done.attended, done.ms);
+        }
         qe_stats_count(core->stats, done.n_prefill, done.n_decode);
     }
     for (uint32_t i = 0; i < done.n_members; i++) {
@@ -612,9 +738,11 @@ bool qe_core_advance(qe_core *core)
         if (request->paused && !qe_outbox_is_full(request->outbox))
             request->paused = false;
     }
+    if (!qe_core_move(core))
+        return false;
     admit(core);
-    bool submitted = submit_step(core);
-    if (core->lost)
+    bool submitted = !core->lost && submit_step(core);
+    if (core->lost || !qe_core_move(core))
         return false;
     uint32_t n_in_flight = qe_steps_n_in_flight(core->steps);
     if (core->trim_due && n_in_flight == 0 && core->running->len == 0) {
@@ -626,5 +754,6 @@ bool qe_core_advance(qe_core *core)
         read_step(core);
         return !core->lost;
     }
-    return submitted;
+    /* With nothing to compute, copies are waited for: a request may wait for them, and the host gets its pages. */
+    return submitted || qe_core_wait_moves(core);
 }

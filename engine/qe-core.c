@@ -9,6 +9,7 @@
  *  4. Ids of a session are what was asked and what was really emitted; a token that was drawn but not read is not in it. */
 #include "engine/qe-core.h"
 #include <stdlib.h>
+#include <string.h>
 #include "engine/qe-budget.h"
 #include "engine/qe-limits.h"
 #include "engine/qe-turn.h"
@@ -21,6 +22,7 @@ static void timeline_free(void *data)
     g_assert(t->request == NULL);
     qe_session_free(t->session);
     g_clear_error(&t->broken);
+    g_free(t->disk_key);
     g_free(t);
 }
 
@@ -46,6 +48,7 @@ void qe_core_clear(qe_core *core)
     g_clear_pointer(&core->opener.isa, g_free);
     g_clear_pointer(&core->opener.device, g_free);
     g_clear_pointer(&core->cpu_reason, g_free);
+    g_clear_pointer(&core->numerics, g_free);
 }
 
 /* ---- Loading ---- */
@@ -100,6 +103,7 @@ static void free_device(qe_core *core)
 {
     g_clear_pointer(&core->steps, qe_steps_free);
     g_clear_pointer(&core->context, qk_context_free);
+    g_clear_pointer(&core->attender, qk_host_attender_free);
     g_clear_pointer(&core->device_model, qk_model_free);
 }
 
@@ -126,6 +130,24 @@ static bool budget_pages(
     return qe_budget_pages(&budget, n_pages, error);
 }
 
+/* The CPU attends to host pages for the device, when that is the way asked for. */
+static bool add_attender(qe_core *core, const qk_shape *shape, GError **error)
+{
+    if (core->host_path != QE_HOST_PATH_CPU || core->host_bytes == 0)
+        return true;
+    qk_status status = qk_host_attender_new(NULL, 0, shape, &core->params.layout, 1, &core->attender);
+    if (status != QK_OK) {
+        core->attender = NULL;
+        g_set_error(error, QE_ERROR, status == QK_NO_MEMORY ? QE_ERROR_NO_MEMORY : QE_ERROR_UNSUPPORTED,
+            "Cannot make the threads that attend to host pages: %s", qk_status_name(status));
+        return false;
+    }
+    core->params.partial = qk_host_attend;
+    core->params.partial_user = core->attender;
+    core->params.partial_max = core->context_max / QK_SPAN_TOKENS + 1;
+    return true;
+}
+
 /* Counts what the load will take, and refuses it before the weights move when that is more than there is. */
 static bool check_budget(qe_core *core, GError **error)
 {
@@ -137,6 +159,11 @@ static bool check_budget(qe_core *core, GError **error)
                           : core->is_host        ? QE_STEP_ROWS_DEFAULT
                                                  : QE_STEP_ROWS_DEVICE;
     qe_budget_params(&shape, core->kv_class, core->step_rows_max, &core->params);
+    core->host_bytes = qe_budget_host_bytes(core->host_bytes_wanted, core->is_host);
+    if (!core->is_host && core->host_bytes)
+        core->params.ring_bytes = core->ring_bytes;
+    if (!add_attender(core, &shape, error))
+        return false;
     core->weight_bytes = qe_model_get_weight_bytes(core->model);
     core->workspace_bytes = 0;
     qk_sizes weights, workspace;
@@ -147,6 +174,41 @@ static bool check_budget(qe_core *core, GError **error)
     }
     uint32_t n_pages;
     return core->is_host || budget_pages(core, core->kv_bytes_max, false, &n_pages, error);
+}
+
+/* A page's bytes depend on the model, the layout, and the kernels that computed it: pages of one kind are never found by
+ * a session of another. */
+static void set_seed(qe_core *core)
+{
+    uint8_t fingerprint[QE_MODEL_FINGERPRINT_BYTES];
+    const qk_kv_layout *l = &core->params.layout;
+    qk_backend_info info;
+    qk_backend_get_info(core->backend, &info);
+    g_free(core->numerics);
+    core->numerics = g_strdup_printf("%s|%s", info.name, core->opener.isa ? core->opener.isa : "");
+    qe_model_get_fingerprint(core->model, fingerprint);
+    g_autoptr(GChecksum) sum = g_checksum_new(G_CHECKSUM_SHA256);
+    g_autofree char *text = g_strdup_printf("quire kv 1|%s|%d|%u|%" G_GUINT64_FORMAT "|%" G_GUINT64_FORMAT
+                                            "|%" G_GUINT64_FORMAT "|%" G_GUINT64_FORMAT "|",
+        core->numerics, l->dtype, l->token_stride, l->v_offset, l->head_stride, l->layer_stride,
+        l->page_bytes);
+    g_checksum_update(sum, (const guchar *)text, (gssize)strlen(text));
+    g_checksum_update(sum, fingerprint, sizeof fingerprint);
+    guint8 digest[32];
+    gsize n = sizeof digest;
+    g_checksum_get_digest(sum, digest, &n);
+    qe_page_key seed;
+    memcpy(seed.b, digest, sizeof seed.b);
+    qe_kv_pool_set_seed(core->pool, &seed);
+}
+
+static void add_host_tier(qe_core *core)
+{
+    uint64_t page_bytes = core->params.layout.page_bytes;
+    uint64_t n_host = MIN(core->host_bytes / page_bytes, (uint64_t)INT32_MAX);
+    uint32_t slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_DEVICE_SLAB_BYTES / page_bytes, 1);
+    qe_kv_pool_add_host(core->pool, (uint32_t)n_host, slab_pages, !core->is_host, NULL, NULL);
+    set_seed(core);
 }
 
 /* Everything on the device, and a fresh pool. On failure the caller frees what is there. */
@@ -181,9 +243,9 @@ static bool fill_device(qe_core *core, qk_progress_fn progress, void *user, GErr
     uint64_t page_bytes = core->params.layout.page_bytes;
     uint32_t slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_DEVICE_SLAB_BYTES / page_bytes, 1);
     core->pool = qe_kv_pool_new(core->backend, &core->params.layout, n_pages, slab_pages, core->check);
+    add_host_tier(core);
     if (!core->is_host && !qe_kv_pool_warm(core->pool, error))
         return false;
-    core->capacity = (uint32_t)MIN((uint64_t)core->context_max, (uint64_t)n_pages * QK_PAGE_TOKENS);
     qk_shape shape = shape_of(core);
     qe_cost_init(&core->cost, !core->is_host, qe_model_get_weight_bytes(core->model),
         qe_model_get_n_params(core->model), 4ull * shape.n_layers * shape.n_heads * shape.head_dim);
@@ -236,9 +298,12 @@ void qe_core_set_kv_bytes(qe_core *core, uint64_t kv_bytes_max)
         return;
     core->kv_bytes_max = kv_bytes_max;
     qe_kv_pool_set_max(core->pool, n_pages);
-    core->capacity = (uint32_t)MIN((uint64_t)core->context_max, (uint64_t)n_pages * QK_PAGE_TOKENS);
-    while (qe_kv_pool_n_used(core->pool) > n_pages && qe_core_drop_oldest(core, NULL))
-        ;
+    while (qe_kv_pool_n_used(core->pool) > n_pages) {
+        uint32_t n = qe_kv_pool_n_used(core->pool) - n_pages;
+        if (qe_kv_pool_evict_cached(core->pool, n) == 0 && qe_core_demote_idle(core, NULL, n) == 0 &&
+            !qe_core_drop_oldest(core, NULL))
+            break;
+    }
     core->trim_due = true;
     qe_stats_touch(core->stats);
 }
@@ -248,7 +313,7 @@ static void forget_model(qe_core *core)
     g_clear_pointer(&core->tmpl, qe_template_free);
     g_clear_pointer(&core->tokenizer, qe_tokenizer_unref);
     g_clear_pointer(&core->model, qe_model_unref);
-    core->context_max = core->capacity = 0;
+    core->context_max = 0;
 }
 
 bool qe_core_load(qe_core *core, qe_model *model, qe_tokenizer *tokenizer, qe_template *tmpl,
@@ -294,14 +359,14 @@ void qe_core_lose(qe_core *core, const char *message)
     g_set_error(&core->lost, QE_ERROR, QE_ERROR_DEVICE_LOST, "The device was lost: %s", message);
     qe_core_end_all(core, core->lost);
     g_clear_pointer(&core->steps, qe_steps_free);
+    qe_kv_pool_detach(core->pool);
     GHashTableIter iter;
     void *value;
     g_hash_table_iter_init(&iter, core->timelines);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         qe_timeline *t = value;
-        qe_session_drop_pages(t->session);
+        qe_session_drop_lost(t->session);
     }
-    qe_kv_pool_forget(core->pool);
     free_device(core);
     g_clear_pointer(&core->backend, qk_backend_free);
     qe_stats_touch(core->stats);
@@ -317,16 +382,24 @@ static qe_session *rebuild_session(qe_kv_pool *pool, const qe_session *old)
     return session;
 }
 
-bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError **error)
+/* Whether pages of @old, computed on a device that is gone, are what the device of now would have computed. */
+static bool is_same_kind(const qe_core *core, const qk_kv_layout *layout, const char *numerics)
 {
-    qe_kv_pool *old = core->pool;
-    core->pool = NULL;
-    if (!make_device(core, progress, user, error)) {
-        drop_device(core);
-        g_clear_pointer(&core->backend, qk_backend_free);
-        core->pool = old;
-        return false;
-    }
+    return core->numerics && numerics && strcmp(core->numerics, numerics) == 0 &&
+           memcmp(layout, &core->params.layout, sizeof *layout) == 0;
+}
+
+/* Host pages outlive the device: the old pool goes on with the new one's device part. */
+static void keep_old_pool(qe_core *core, qe_kv_pool *old)
+{
+    uint32_t n_max = qe_kv_pool_n_max(core->pool);
+    qe_kv_pool_free(core->pool);
+    core->pool = old;
+    qe_kv_pool_attach(old, core->backend, n_max);
+}
+
+static void move_sessions(qe_core *core)
+{
     GHashTableIter iter;
     void *value;
     g_hash_table_iter_init(&iter, core->timelines);
@@ -336,8 +409,35 @@ bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError 
         qe_session_free(t->session);
         t->session = session;
     }
-    qe_kv_pool_free(old);
+}
+
+bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError **error)
+{
+    qe_kv_pool *old = core->pool;
+    qk_kv_layout layout = core->params.layout;
+    g_autofree char *numerics = g_strdup(core->numerics);
+    core->pool = NULL;
+    if (!make_device(core, progress, user, error)) {
+        drop_device(core);
+        g_clear_pointer(&core->backend, qk_backend_free);
+        core->pool = old;
+        return false;
+    }
+    if (is_same_kind(core, &layout, numerics)) {
+        keep_old_pool(core, old);
+    } else {
+        move_sessions(core);
+        qe_kv_pool_free(old);
+    }
     g_clear_error(&core->lost);
+    GHashTableIter iter;
+    void *value;
+    g_hash_table_iter_init(&iter, core->timelines);
+    while (g_hash_table_iter_next(&iter, NULL, &value)) {
+        qe_timeline *t = value;
+        qe_cache_config config = t->cache;
+        qe_core_apply_cache(core, t, &config);
+    }
     qe_stats_touch(core->stats);
     return true;
 }
@@ -349,26 +449,34 @@ static qe_timeline *find_timeline(qe_core *core, uint64_t id)
     return g_hash_table_lookup(core->timelines, &id);
 }
 
-static qe_timeline *adopt_session(qe_core *core, uint64_t id, qe_session *session)
+static qe_timeline *adopt_session(
+    qe_core *core, uint64_t id, qe_session *session, const qe_cache_config *cache)
 {
     qe_timeline *t = g_new0(qe_timeline, 1);
     t->id = id;
     t->session = session;
     t->last_used = ++core->clock;
+    t->cache = *cache;
+    if (!core->lost)
+        qe_core_apply_cache(core, t, cache);
     g_hash_table_insert(core->timelines, &t->id, t);
     qe_stats_touch(core->stats);
     return t;
 }
 
-qe_timeline *qe_core_add_timeline(qe_core *core, uint64_t id)
+qe_timeline *qe_core_add_timeline(qe_core *core, uint64_t id, const qe_cache_config *cache)
 {
-    return adopt_session(core, id, qe_session_new(core->pool, id));
+    qe_cache_config defaults;
+    qe_cache_config_init(&defaults);
+    return adopt_session(core, id, qe_session_new(core->pool, id), cache ? cache : &defaults);
 }
 
-void qe_core_open(qe_core *core, qe_session_id id)
+void qe_core_open(qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key)
 {
-    if (core->pool)
-        qe_core_add_timeline(core, id);
+    if (!core->pool)
+        return;
+    qe_timeline *t = qe_core_add_timeline(core, id, cache);
+    t->disk_key = g_strdup(disk_key);
 }
 
 /* Without pages for the copy of a part-filled page the new session gets the ids alone and computes them again. */
@@ -390,13 +498,13 @@ void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent_id, uint
         return;
     qe_timeline *parent = find_timeline(core, parent_id);
     if (!parent) {
-        qe_timeline *t = qe_core_add_timeline(core, id);
+        qe_timeline *t = qe_core_add_timeline(core, id, NULL);
         g_set_error(&t->broken, QE_ERROR, QE_ERROR_NOT_FOUND, "The session to fork is closed");
         return;
     }
     uint32_t n_turns = qe_session_n_turns(parent->session);
     if (keep_messages != QE_KEEP_ALL && keep_messages > n_turns) {
-        qe_timeline *t = qe_core_add_timeline(core, id);
+        qe_timeline *t = qe_core_add_timeline(core, id, NULL);
         g_set_error(&t->broken, QE_ERROR, QE_ERROR_NOT_FOUND,
             "The session to fork has %u messages, %u were to be kept", n_turns, keep_messages);
         return;
@@ -413,7 +521,7 @@ void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent_id, uint
             qe_core_lose(core, error->message);
         session = fork_ids(core, id, parent->session, n_tokens);
     }
-    qe_timeline *t = adopt_session(core, id, session);
+    qe_timeline *t = adopt_session(core, id, session, &parent->cache);
     t->n_computed = MIN(parent->n_computed, n_tokens);
 }
 
@@ -464,7 +572,7 @@ void qe_core_generate(qe_core *core, qe_request *request)
         return;
     }
     if (request->is_eval && request->session_id == 0) {
-        t = qe_core_add_timeline(core, core->next_temporary--);
+        t = qe_core_add_timeline(core, core->next_temporary--, NULL);
         t->temporary = true;
     } else {
         t = find_timeline(core, request->session_id);
@@ -580,7 +688,8 @@ bool qe_core_publish(qe_core *core)
     g_hash_table_iter_init(&iter, core->timelines);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         const qe_timeline *t = value;
-        sessions[i++] = (qe_stats_session){t->session, t->request && t->request->state != QE_REQUEST_QUEUED};
+        sessions[i++] =
+            (qe_stats_session){t->session, t->request && t->request->state != QE_REQUEST_QUEUED, t->mode};
     }
     qsort(sessions, n, sizeof *sessions, compare_sessions);
     look_at_device(core);

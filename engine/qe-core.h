@@ -27,8 +27,13 @@ typedef struct qe_timeline {
     uint64_t last_used;  /* the core's clock: idle sessions give their pages oldest first */
     uint32_t
         n_computed; /* the first n ids had their KV computed at some time: what lies past n_cached is recomputed */
-    GError *broken; /* the fork that should have made it failed; its first request says so */
-    bool temporary; /* an eval without a session */
+    qe_cache_config cache; /* as asked for */
+    qe_cache_mode mode;    /* what that comes to; AUTO: not applied yet */
+    char *disk_key;        /* may be NULL */
+    bool mode_changed;     /* since the last turn, and what was cached went */
+    bool evicted;          /* pages were given up since the last turn */
+    GError *broken;        /* the fork that should have made it failed; its first request says so */
+    bool temporary;        /* an eval without a session */
 } qe_timeline;
 
 typedef struct qe_core qe_core;
@@ -47,7 +52,10 @@ struct qe_core {
     qe_backend_opener opener;
     qe_kv_class kv_class;
     uint64_t kv_bytes_max;
-    uint64_t memory_reserve; /* of device memory */
+    uint64_t memory_reserve;    /* of device memory */
+    uint64_t host_bytes_wanted; /* 0: a default, 1: none */
+    uint64_t ring_bytes;        /* on a device with memory of its own */
+    qe_host_path host_path;
     uint32_t context_wanted, step_rows_wanted, step_ms_shared, step_ms_alone;
     bool check;
 
@@ -59,7 +67,7 @@ struct qe_core {
     qe_kv_pool *pool;
     uint32_t context_max; /* tokens */
     uint32_t step_rows_max;
-    uint32_t capacity; /* tokens that one session can hold: context_max, or all pages when they are fewer */
+    uint64_t host_bytes; /* budget of the host tier; 0: there is none */
     /* The device part. */
     qk_backend *backend;
     bool is_host;                           /* device memory is host memory */
@@ -68,6 +76,10 @@ struct qe_core {
     qk_context *context;
     qk_context_params params;
     qe_steps *steps;
+    qk_host_attender *attender; /* NULL: the CPU attends to no host pages for this device */
+    char *numerics; /* what the bits of a page depend on beside model and layout: backend and kernels */
+    /* Steps of sessions with pages off the device take long: they alternate with the others by time (ms). */
+    double heavy_ms, light_ms_since;
 
     GHashTable *timelines; /* id -> qe_timeline, owned */
     GPtrArray *waiting;    /* qe_request by serial, borrowed: the timeline owns */
@@ -104,7 +116,21 @@ void qe_core_generate(qe_core *core, qe_request *request);
 
 /* Another budget of KV memory (0: the default). One that the device has not the memory for changes nothing. */
 void qe_core_set_kv_bytes(qe_core *core, uint64_t kv_bytes_max);
-bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep); /* frees an idle session's pages */
+bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep); /* frees an idle session's device pages */
+
+/* Tiers (qe-core-tiers.c). */
+void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *config);
+uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t); /* tokens that the session can hold */
+/* Gives up device copies of idle sessions' pages that the host has too; at most @n. Returns how many went. */
+uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, uint32_t n);
+/* Some room on the device for @t, by the rules of the tiers. false: there is none to be made so, or the device is lost. */
+bool qe_core_make_room(qe_core *core, qe_timeline *t);
+void qe_core_enforce_cap(qe_core *core, qe_timeline *t); /* its device_tokens_max */
+/* Asks for the session's pages that only lower tiers have, as far as there is room beside @n_needed pages. Returns how
+ * many are on their way for it. */
+uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed);
+bool qe_core_move(qe_core *core);       /* takes note of copies, enqueues those asked for; false: lost */
+bool qe_core_wait_moves(qe_core *core); /* waits for the oldest copy; false: none is on its way, or lost */
 
 /* One round: cancels, resumes, admits, submits a step, reads a step. Returns false when there is nothing to do until a
  * command or a kick comes. Sets core->lost when the device is gone. */
@@ -116,7 +142,8 @@ bool qe_core_publish(qe_core *core);
 /* Between the core's files. */
 void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError *error /* consumed */);
 void qe_core_lose(qe_core *core, const char *message);
-qe_timeline *qe_core_add_timeline(qe_core *core, uint64_t id);
+qe_timeline *qe_core_add_timeline(
+    qe_core *core, uint64_t id, const qe_cache_config *cache /* NULL: the default */);
 void qe_core_clear(qe_core *core); /* for freeing: unloads and frees the lists */
 void qe_core_init(qe_core *core);
 

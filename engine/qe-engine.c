@@ -265,6 +265,10 @@ static bool check_options(const qe_engine_options *o, GError **error)
         g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "There is no KV class %d", (int)o->kv_class);
         return false;
     }
+    if ((guint)o->host_path > QE_HOST_PATH_CPU) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "There is no host path %d", (int)o->host_path);
+        return false;
+    }
     return true;
 }
 
@@ -295,6 +299,9 @@ qe_engine *qe_engine_new_with_backend(
         .kv_class = o->kv_class,
         .kv_bytes_max = o->kv_bytes_max,
         .context_wanted = o->context_max,
+        .host_bytes_wanted = o->host_bytes_max,
+        .ring_bytes = o->ring_bytes ? o->ring_bytes : QE_RING_BYTES_DEFAULT,
+        .host_path = o->host_path,
         .memory_reserve = o->memory_reserve ? o->memory_reserve : QE_MEMORY_RESERVE_DEFAULT,
         .step_rows_wanted = o->step_rows_max,
         .step_ms_shared = o->step_ms_shared ? o->step_ms_shared : QE_STEP_MS_SHARED,
@@ -507,8 +514,7 @@ qe_session_id qe_engine_open_session(qe_engine *self, GError **error)
     return qe_engine_open_session_with(self, &options, error);
 }
 
-qe_session_id qe_engine_open_session_with(
-    qe_engine *self, const qe_session_options *options, GError **error)
+qe_session_id qe_engine_open_session_with(qe_engine *self, const qe_session_options *options, GError **error)
 {
     qe_session_id id = 0;
     if (!qe_cache_config_check(&options->cache, error))
@@ -538,8 +544,8 @@ bool qe_engine_set_cache(
     qe_mutex_lock(&self->lock);
     session_entry *entry = require_session(self, session, error);
     if (entry && entry->busy) {
-        g_set_error(error, QE_ERROR, QE_ERROR_BUSY, "Session %" G_GUINT64_FORMAT " has a running request",
-            session);
+        g_set_error(
+            error, QE_ERROR, QE_ERROR_BUSY, "Session %" G_GUINT64_FORMAT " has a running request", session);
     } else if (entry) {
         qe_command *command = command_new(QE_COMMAND_SET_CACHE);
         command->session = session;

@@ -1,127 +1,30 @@
-/* qe-kv-pages.c: the pool of KV pages.
+/* qe-kv-pages.c: states, references and names of KV pages.
  *
  *            alloc, copy                     seal
  *   FREE ----------------> TAIL (1 ref) <----------> SEALED (n refs) ---+ ref: n + 1
- *    ^                       |             unseal          |    ^-------+ unref: n - 1
- *    +------- unref ---------+         (one ref only)      |
- *    +------------------------ unref of the last ----------+
+ *    ^ ^                     |             unseal       |  |    ^-------+ unref: n - 1
+ *    | +------- unref -------+    (one ref, no copy     |  |
+ *    |                             on its way)          |  | unref of the last, named and a host tier is there
+ *    +----------------- unref of the last --------------+  v
+ *    ^                                                  SEALED without a reference: cached --find: 1 ref--> SEALED
+ *    +------ evicted ----------------------------------------+
  *
- * Invariants, proved by qe_kv_pool_check():
- *  1. FREE pages have no reference; every other page has at least one.
- *  2. A TAIL page has exactly one reference: its holder is the only writer.
- *  3. References counted here equal the page tables' entries.
- *  4. n_free + n_tail + n_sealed = n_reserved, and the free map has exactly the FREE pages.
+ * Invariants, proved by qe_kv_pool_check(): those of qe-kv-pages.h, and:
+ *  5. The index names exactly the pages that are `named`, each under its key.
+ *  6. The counters count.
  *
- * Who may hold a page's bytes: nobody but the device. The pool owns slabs (device buffers of slab_pages pages, shorter
- * where the budget ended) and knows a page's address; it never reads the bytes. Pages are freed while steps that write
- * them still run: that is sound because fills and copies of this file go to COMPUTE, the stream of the steps, so the
- * next holder's bytes land behind the last holder's. Slabs are a stack: the pool grows and shrinks at its end, and it
- * shrinks (qe_kv_pool_trim) only while no step runs.
+ * Who may hold a page's bytes: nobody but the tiers. The pool knows a page's addresses; it never reads the bytes. Pages
+ * are freed while steps that use them still run: that is sound because fills and copies into TAIL pages go to COMPUTE, the
+ * stream of the steps, and copies on other streams wait for COMPUTE first (qe-kv-move.c); so the next holder's bytes land
+ * behind the last holder's.
  *
- * Cost: alloc, ref, unref, seal are O(1) (the free map is a tree of 64-bit words, six levels at most).
- * Thread: the engine's. */
-#include "engine/qe-kv-pages.h"
-
+ * Cost: alloc, ref, unref, seal, find are O(1). Thread: the engine's. */
 #include <string.h>
+#include "engine/qe-kv-pool.h"
 
-#define SLAB_BYTES (32ull << 20) /* what a default slab aims at */
-#define NAN_WORD   0xffffffffu   /* NaN as float32 and as two bf16 */
-#define LEVELS_MAX 6             /* 64^6 > 2^32 */
-#define WORD_BITS  64u
-
-typedef struct {
-    uint32_t n_refs;
-    uint32_t state; /* qe_page_state */
-    uint32_t slab;
-} page_info;
-
-typedef struct {
-    qk_buffer *buffer;
-    uint32_t first, n_pages;
-} slab_info;
-
-struct qe_kv_pool {
-    qk_backend *backend;
-    qk_kv_layout layout;
-    uint32_t n_max, slab_pages;
-    bool debug_fill;
-
-    GArray *slabs;    /* slab_info, in page order */
-    page_info *pages; /* [n_reserved] */
-    uint32_t n_reserved, n_tail, n_sealed, n_shared;
-    uint32_t n_cap; /* n_max, or n_reserved once a slab failed; only qe_kv_pool_n_available() looks at it */
-
-    /* Free pages: bit p of level 0; a bit of level l + 1 says that the word below has any bit. */
-    uint64_t *free_map[LEVELS_MAX];
-    uint32_t n_levels;
-};
-
-/* ---- The free map ---- */
-
-static void free_map_new(qe_kv_pool *pool)
-{
-    uint32_t n_bits = pool->n_max;
-    do {
-        uint32_t n_words = (uint32_t)(((uint64_t)n_bits + WORD_BITS - 1) / WORD_BITS);
-        g_assert(pool->n_levels < LEVELS_MAX);
-        pool->free_map[pool->n_levels++] = g_new0(uint64_t, n_words);
-        n_bits = n_words;
-    } while (n_bits > 1);
-}
-
-static void free_map_clear_all(qe_kv_pool *pool)
-{
-    uint32_t n_bits = MAX(pool->n_max, pool->n_reserved);
-    for (uint32_t l = 0; l < pool->n_levels; l++) {
-        uint32_t n_words = (uint32_t)(((uint64_t)n_bits + WORD_BITS - 1) / WORD_BITS);
-        memset(pool->free_map[l], 0, n_words * sizeof(uint64_t));
-        n_bits = n_words;
-    }
-}
-
-static bool free_map_has(const qe_kv_pool *pool, qe_page page)
-{
-    return (pool->free_map[0][page / WORD_BITS] >> (page % WORD_BITS)) & 1;
-}
-
-static void free_map_add(qe_kv_pool *pool, qe_page page)
-{
-    uint32_t bit = page;
-    for (uint32_t l = 0; l < pool->n_levels; l++) {
-        uint64_t *word = &pool->free_map[l][bit / WORD_BITS];
-        bool was_empty = *word == 0;
-        *word |= 1ull << (bit % WORD_BITS);
-        if (!was_empty)
-            break;
-        bit /= WORD_BITS;
-    }
-}
-
-static void free_map_remove(qe_kv_pool *pool, qe_page page)
-{
-    uint32_t bit = page;
-    for (uint32_t l = 0; l < pool->n_levels; l++) {
-        uint64_t *word = &pool->free_map[l][bit / WORD_BITS];
-        *word &= ~(1ull << (bit % WORD_BITS));
-        if (*word != 0)
-            break;
-        bit /= WORD_BITS;
-    }
-}
-
-static qe_page free_map_lowest(const qe_kv_pool *pool)
-{
-    uint32_t bit = 0;
-    for (uint32_t l = pool->n_levels; l-- > 0;) {
-        uint64_t word = pool->free_map[l][bit];
-        if (word == 0) {
-            g_assert(l == pool->n_levels - 1); /* below the top, a set bit promised one */
-            return QE_PAGE_NONE;
-        }
-        bit = bit * WORD_BITS + (uint32_t)__builtin_ctzll(word);
-    }
-    return bit;
-}
+#define SLAB_BYTES      (32ull << 20)  /* what a default device slab aims at */
+#define HOST_SLAB_BYTES (128ull << 20) /* the same for the host */
+#define NAN_WORD        0xffffffffu    /* NaN as float32 and as two bf16 */
 
 /* ---- The pool ---- */
 
@@ -137,54 +40,96 @@ qe_kv_pool *qe_kv_pool_new(qk_backend *backend, const qk_kv_layout *layout, uint
     qe_kv_pool *pool = g_new0(qe_kv_pool, 1);
     pool->backend = backend;
     pool->layout = *layout;
-    pool->n_max = n_pages_max;
-    pool->n_cap = n_pages_max;
+    pool->debug_fill = debug_fill;
     if (slab_pages == 0)
         slab_pages = (uint32_t)MAX(SLAB_BYTES / layout->page_bytes, QK_SPAN_TOKENS / QK_PAGE_TOKENS);
-    pool->slab_pages = MIN(slab_pages, n_pages_max);
-    pool->debug_fill = debug_fill;
-    pool->slabs = g_array_new(FALSE, FALSE, sizeof(slab_info));
-    free_map_new(pool);
+    pool->device = qe_kv_slots_new(&(qe_kv_slots_params){
+        .backend = backend,
+        .memory = QK_MEMORY_DEVICE,
+        .slot_bytes = layout->page_bytes,
+        .n_max = n_pages_max,
+        .slab_slots = MIN(slab_pages, n_pages_max),
+    });
+    pool->index = g_hash_table_new_full(qe_page_key_hash_func, qe_page_key_equal_func, g_free, NULL);
+    pool->oldest_cached = pool->newest_cached = QE_PAGE_NONE;
+    pool->placement_epoch = 1;
+    pool->to_store = g_array_new(FALSE, FALSE, sizeof(qe_page));
+    pool->to_load = g_array_new(FALSE, FALSE, sizeof(qe_page));
+    pool->spare_moves = g_ptr_array_new();
     return pool;
 }
 
-static slab_info *slab_at(const qe_kv_pool *pool, uint32_t i)
+void qe_kv_pool_add_host(qe_kv_pool *pool, uint32_t n_max, uint32_t slab_pages, bool background,
+    qe_kv_ledger *device_ledger, qe_kv_ledger *host_ledger)
 {
-    return &g_array_index(pool->slabs, slab_info, i);
+    g_assert(!pool->host && pool->n_pages == 0);
+    uint64_t page_bytes = pool->layout.page_bytes;
+    qe_kv_slots_set_ledger(pool->device, device_ledger);
+    if (n_max == 0)
+        return;
+    if (slab_pages == 0)
+        slab_pages = (uint32_t)MAX(HOST_SLAB_BYTES / page_bytes, 1);
+    pool->host = qe_kv_slots_new(&(qe_kv_slots_params){
+        .backend = pool->backend,
+        .memory = QK_MEMORY_HOST,
+        .slot_bytes = page_bytes,
+        .n_max = n_max,
+        .slab_slots = MIN(slab_pages, n_max),
+        .ledger = host_ledger,
+        .background = background,
+    });
 }
 
-static void free_last_slab(qe_kv_pool *pool)
+void qe_kv_pool_set_seed(qe_kv_pool *pool, const qe_page_key *seed)
 {
-    qk_buffer_free(slab_at(pool, pool->slabs->len - 1)->buffer);
-    g_array_set_size(pool->slabs, pool->slabs->len - 1);
+    pool->seed = *seed;
+}
+
+static void free_arrays(qe_kv_pool *pool)
+{
+    g_clear_pointer(&pool->pages, g_free);
+    qe_free_map_free(&pool->free_pages);
+    g_hash_table_remove_all(pool->index);
+    pool->oldest_cached = pool->newest_cached = QE_PAGE_NONE;
+    pool->n_pages = pool->n_tail = pool->n_sealed = pool->n_shared = pool->n_dying = pool->n_cached = 0;
+    g_array_set_size(pool->to_store, 0);
+    g_array_set_size(pool->to_load, 0);
+    pool->n_to_store = pool->n_moving = pool->n_loading = 0;
 }
 
 void qe_kv_pool_forget(qe_kv_pool *pool)
 {
-    while (pool->slabs->len > 0)
-        free_last_slab(pool);
-    g_clear_pointer(&pool->pages, g_free);
-    free_map_clear_all(pool);
-    pool->n_reserved = pool->n_tail = pool->n_sealed = pool->n_shared = 0;
-    pool->n_cap = pool->n_max;
+    qe_kv_pool_clear_moves(pool);
+    qk_backend *backend = pool->backend;
+    qe_kv_slots_detach(pool->device);
+    qe_kv_slots_attach(pool->device, backend);
+    for (qe_page page = 0; pool->host && page < pool->n_pages; page++) {
+        if (pool->pages[page].host != COPY_NONE)
+            qe_kv_slots_give(pool->host, pool->pages[page].host_slot);
+    }
+    free_arrays(pool);
 }
 
 void qe_kv_pool_free(qe_kv_pool *pool)
 {
     if (pool == NULL)
         return;
+    while (pool->backend && qe_kv_pool_wait_move(pool, NULL))
+        ;
+    qe_kv_pool_clear_moves(pool);
     g_assert(pool->n_tail == 0);
-    g_assert(pool->n_sealed == 0);
-    while (pool->slabs->len > 0)
-        free_last_slab(pool);
-    g_array_free(pool->slabs, TRUE);
-    for (uint32_t l = 0; l < pool->n_levels; l++)
-        g_free(pool->free_map[l]);
-    g_free(pool->pages);
+    g_assert(pool->n_sealed == pool->n_cached);
+    free_arrays(pool);
+    qe_kv_slots_free(pool->device);
+    qe_kv_slots_free(pool->host);
+    g_hash_table_unref(pool->index);
+    g_array_unref(pool->to_store);
+    g_array_unref(pool->to_load);
+    g_ptr_array_unref(pool->spare_moves);
     g_free(pool);
 }
 
-static int error_code(qk_status status)
+int qe_kv_pool_error_code(qk_status status)
 {
     switch (status) {
     case QK_NO_MEMORY:
@@ -196,71 +141,55 @@ static int error_code(qk_status status)
     }
 }
 
-/* Adds one slab; its pages become FREE. */
-static bool pool_grow(qe_kv_pool *pool, GError **error)
+static qe_page_info *info_of(const qe_kv_pool *pool, qe_page page)
 {
-    uint64_t page_bytes = pool->layout.page_bytes;
-    uint32_t n_pages =
-        pool->n_max > pool->n_reserved ? MIN(pool->slab_pages, pool->n_max - pool->n_reserved) : 0;
-    if (n_pages == 0) {
-        g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
-            "no KV page left: all %u pages of %" G_GUINT64_FORMAT " bytes are in use and the limit is %u",
-            pool->n_reserved, page_bytes, pool->n_max);
-        return false;
-    }
-
-    qk_buffer *slab = NULL;
-    qk_status status = QK_NO_MEMORY;
-    const char *reason = "size overflows";
-    if (page_bytes <= UINT64_MAX / n_pages) {
-        status = qk_buffer_new(pool->backend, QK_MEMORY_DEVICE, n_pages * page_bytes, &slab);
-        reason = qk_backend_error(pool->backend);
-    }
-    if (status != QK_OK) {
-        if (status == QK_NO_MEMORY)
-            pool->n_cap = pool->n_reserved;
-        g_set_error(error, QE_ERROR, error_code(status),
-            "cannot add %u KV pages of %" G_GUINT64_FORMAT " bytes to the %u there are (limit %u): %s: %s",
-            n_pages, page_bytes, pool->n_reserved, pool->n_max, qk_status_name(status), reason);
-        return false;
-    }
-
-    slab_info info = {.buffer = slab, .first = pool->n_reserved, .n_pages = n_pages};
-    g_array_append_val(pool->slabs, info);
-    pool->pages = g_renew(page_info, pool->pages, pool->n_reserved + n_pages);
-    for (uint32_t i = 0; i < n_pages; i++) {
-        pool->pages[pool->n_reserved] =
-            (page_info){.n_refs = 0, .state = QE_PAGE_FREE, .slab = pool->slabs->len - 1};
-        free_map_add(pool, pool->n_reserved);
-        pool->n_reserved++;
-    }
-    pool->n_cap = pool->n_max;
-    return true;
+    g_assert(page < pool->n_pages);
+    return &pool->pages[page];
 }
 
-/* A page's place: its slab and the byte offset inside. */
-static qk_buffer *page_place(const qe_kv_pool *pool, qe_page page, uint64_t *offset)
+/* ---- A lost device ---- */
+
+void qe_kv_pool_detach(qe_kv_pool *pool)
 {
-    g_assert(page < pool->n_reserved);
-    const slab_info *slab = slab_at(pool, pool->pages[page].slab);
-    *offset = (uint64_t)(page - slab->first) * pool->layout.page_bytes;
-    return slab->buffer;
+    qe_kv_pool_clear_moves(pool);
+    g_array_set_size(pool->to_load, 0);
+    g_array_set_size(pool->to_store, 0);
+    pool->n_moving = pool->n_loading = pool->n_to_store = 0;
+    for (qe_page page = 0; page < pool->n_pages; page++) {
+        qe_page_info *info = &pool->pages[page];
+        info->device = COPY_NONE;
+        info->to_store = false;
+        if (info->host == COPY_MOVING) {
+            qe_kv_slots_give(pool->host, info->host_slot);
+            info->host = COPY_NONE;
+        }
+        if (info->state == QE_PAGE_SEALED && info->host == COPY_NONE)
+            qe_kv_pool_unname(pool, page);
+        if (info->state == QE_PAGE_SEALED && info->n_refs == 0 && (info->host == COPY_NONE || info->dying))
+            qe_kv_pool_destroy_page(pool, page);
+    }
+    qe_kv_slots_detach(pool->device);
+    if (pool->host)
+        qe_kv_slots_detach(pool->host);
+    pool->placement_epoch++;
+    pool->backend = NULL;
+}
+
+void qe_kv_pool_attach(qe_kv_pool *pool, qk_backend *backend, uint32_t n_pages_max)
+{
+    g_assert(!pool->backend);
+    pool->backend = backend;
+    qe_kv_slots_attach(pool->device, backend);
+    qe_kv_slots_set_max(pool->device, n_pages_max);
+    if (pool->host)
+        qe_kv_slots_attach(pool->host, backend);
 }
 
 /* ---- Size ---- */
 
 bool qe_kv_pool_warm(qe_kv_pool *pool, GError **error)
 {
-    return pool->slabs->len > 0 || pool_grow(pool, error);
-}
-
-static bool slab_is_free(const qe_kv_pool *pool, const slab_info *slab)
-{
-    for (uint32_t i = 0; i < slab->n_pages; i++) {
-        if (pool->pages[slab->first + i].state != QE_PAGE_FREE)
-            return false;
-    }
-    return true;
+    return qe_kv_slots_warm(pool->device, error);
 }
 
 /* Fills and copies of pages that are free by now may still be queued. */
@@ -275,113 +204,243 @@ static bool wait_for_compute(qe_kv_pool *pool)
 
 uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept)
 {
-    uint32_t n_before = pool->n_reserved;
-    bool waited = false;
-    while (pool->slabs->len > 0) {
-        const slab_info *last = slab_at(pool, pool->slabs->len - 1);
-        bool past_budget = last->first >= pool->n_max;
-        if ((!past_budget && pool->slabs->len <= n_slabs_kept) || !slab_is_free(pool, last))
-            break;
-        if (!waited && !wait_for_compute(pool))
-            break;
-        waited = true;
-        for (uint32_t i = 0; i < last->n_pages; i++)
-            free_map_remove(pool, last->first + i);
-        pool->n_reserved = last->first;
-        free_last_slab(pool);
-    }
-    pool->n_cap = pool->n_max;
-    return n_before - pool->n_reserved;
+    /* Asking first costs less than a wait for nothing. */
+    if (!qe_kv_slots_can_trim(pool->device, n_slabs_kept) || !wait_for_compute(pool))
+        return 0;
+    return qe_kv_slots_trim(pool->device, n_slabs_kept);
 }
 
 void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max)
 {
     g_assert(n_pages_max > 0 && n_pages_max < QE_PAGE_NONE);
-    for (uint32_t l = 0; l < pool->n_levels; l++)
-        g_clear_pointer(&pool->free_map[l], g_free);
-    pool->n_levels = 0;
-    pool->n_max = MAX(n_pages_max, pool->n_reserved);
-    free_map_new(pool);
-    for (qe_page page = 0; page < pool->n_reserved; page++) {
-        if (pool->pages[page].state == QE_PAGE_FREE)
-            free_map_add(pool, page);
-    }
-    pool->n_max = n_pages_max;
-    pool->n_cap = n_pages_max;
+    qe_kv_slots_set_max(pool->device, n_pages_max);
 }
 
-/* ---- Pages ---- */
+/* ---- Pages: taking ---- */
 
-/* The lowest free page as TAIL, its bytes undefined. */
-static bool page_take(qe_kv_pool *pool, qe_page *out, GError **error)
+/* A FREE page without any slot becomes TAIL with the device slot @slot. */
+static qe_page page_new(qe_kv_pool *pool, qe_slot slot)
 {
-    qe_page page = free_map_lowest(pool);
-    if (page == QE_PAGE_NONE || qe_kv_pool_n_used(pool) >= pool->n_max) {
-        if (!pool_grow(pool, error))
-            return false;
-        page = free_map_lowest(pool);
+    qe_page page = qe_free_map_lowest(&pool->free_pages);
+    if (page == UINT32_MAX) {
+        uint32_t n = MAX(64, pool->n_pages + pool->n_pages / 2);
+        qe_free_map_resize(&pool->free_pages, n);
+        pool->pages = g_renew(qe_page_info, pool->pages, n);
+        memset(pool->pages + pool->n_pages, 0, (n - pool->n_pages) * sizeof *pool->pages);
+        for (uint32_t i = pool->n_pages; i < n; i++)
+            qe_free_map_add(&pool->free_pages, i);
+        pool->n_pages = n;
+        page = qe_free_map_lowest(&pool->free_pages);
     }
-    page_info *info = &pool->pages[page];
-    g_assert(info->state == QE_PAGE_FREE);
-    g_assert(info->n_refs == 0);
-    free_map_remove(pool, page);
-    info->state = QE_PAGE_TAIL;
-    info->n_refs = 1;
+    qe_page_info *info = info_of(pool, page);
+    g_assert(info->state == QE_PAGE_FREE && info->n_refs == 0);
+    qe_free_map_remove(&pool->free_pages, page);
+    *info = (qe_page_info){
+        .n_refs = 1,
+        .state = QE_PAGE_TAIL,
+        .device = COPY_READY,
+        .device_slot = slot,
+        .older = QE_PAGE_NONE,
+        .newer = QE_PAGE_NONE,
+    };
     pool->n_tail++;
-    *out = page;
-    return true;
+    return page;
 }
 
-/* Gives @page back after the enqueueing of its first bytes failed with @status. */
-static bool page_take_failed(
-    qe_kv_pool *pool, qe_page page, qk_status status, const char *what, GError **error)
+/* A device slot, for which cached pages give theirs. Memory that was never used is taken first. */
+static bool take_device(qe_kv_pool *pool, qe_slot *slot, GError **error)
 {
-    g_set_error(error, QE_ERROR, error_code(status),
-        "cannot %s KV page %u of %" G_GUINT64_FORMAT " bytes: %s: %s", what, page, pool->layout.page_bytes,
+    g_autoptr(GError) local = NULL;
+    if (qe_kv_slots_take(pool->device, slot, &local))
+        return true;
+    if (g_error_matches(local, QE_ERROR, QE_ERROR_NO_MEMORY) && qe_kv_pool_evict_cached(pool, 1) > 0)
+        return qe_kv_slots_take(pool->device, slot, error);
+    g_propagate_error(error, g_steal_pointer(&local));
+    return false;
+}
+
+static bool fill_fresh(qe_kv_pool *pool, qe_page page, GError **error)
+{
+    if (!pool->debug_fill)
+        return true;
+    uint64_t offset;
+    qk_buffer *slab = qe_kv_page_buffer(pool, page, &offset);
+    qk_status status =
+        qk_fill_submit(pool->backend, QK_STREAM_COMPUTE, slab, offset, pool->layout.page_bytes, NAN_WORD);
+    if (status == QK_OK)
+        return true;
+    g_set_error(error, QE_ERROR, qe_kv_pool_error_code(status),
+        "cannot fill KV page %u of %" G_GUINT64_FORMAT " bytes: %s: %s", page, pool->layout.page_bytes,
         qk_status_name(status), qk_backend_error(pool->backend));
-    qe_kv_page_unref(pool, page);
     return false;
 }
 
 bool qe_kv_page_alloc(qe_kv_pool *pool, qe_page *out, GError **error)
 {
-    qe_page page;
-    if (!page_take(pool, &page, error))
+    qe_slot slot;
+    if (!take_device(pool, &slot, error))
         return false;
-    if (pool->debug_fill) {
-        uint64_t offset;
-        qk_buffer *slab = page_place(pool, page, &offset);
-        qk_status status =
-            qk_fill_submit(pool->backend, QK_STREAM_COMPUTE, slab, offset, pool->layout.page_bytes, NAN_WORD);
-        if (status != QK_OK)
-            return page_take_failed(pool, page, status, "fill", error);
+    qe_page page = page_new(pool, slot);
+    if (!fill_fresh(pool, page, error)) {
+        qe_kv_page_unref(pool, page);
+        return false;
     }
     *out = page;
     return true;
 }
 
+bool qe_kv_page_alloc_run(qe_kv_pool *pool, uint32_t n, qe_page *out, GError **error)
+{
+    qe_slot first;
+    g_autoptr(GError) local = NULL;
+    if (!qe_kv_slots_take_run(pool->device, n, &first, &local)) {
+        if (!g_error_matches(local, QE_ERROR, QE_ERROR_NO_MEMORY) ||
+            qe_kv_pool_evict_cached(pool, UINT32_MAX) == 0) {
+            g_propagate_error(error, g_steal_pointer(&local));
+            return false;
+        }
+        if (!qe_kv_slots_take_run(pool->device, n, &first, error))
+            return false;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = page_new(pool, first + i);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!fill_fresh(pool, out[i], error)) {
+            for (uint32_t k = 0; k < n; k++)
+                qe_kv_page_unref(pool, out[k]);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Where a page can be copied from: the device, else the host. */
+static qk_buffer *source_of(const qe_kv_pool *pool, qe_page page, uint64_t *offset)
+{
+    const qe_page_info *info = info_of(pool, page);
+    if (info->device == COPY_READY)
+        return qe_kv_slots_buffer(pool->device, info->device_slot, offset);
+    g_assert(info->host == COPY_READY);
+    return qe_kv_slots_buffer(pool->host, info->host_slot, offset);
+}
+
+bool qe_kv_page_copy_run(qe_kv_pool *pool, const qe_page *from, const qe_page *to, uint32_t n, GError **error)
+{
+    g_autofree qk_copy *copies = g_new0(qk_copy, MAX(n, 1));
+    for (uint32_t i = 0; i < n; i++) {
+        copies[i].bytes = pool->layout.page_bytes;
+        copies[i].src = source_of(pool, from[i], &copies[i].src_offset);
+        copies[i].dst = qe_kv_page_buffer(pool, to[i], &copies[i].dst_offset);
+    }
+    qk_status status = n ? qk_copy_submit(pool->backend, QK_STREAM_COMPUTE, copies, n) : QK_OK;
+    if (status == QK_OK)
+        return true;
+    g_set_error(error, QE_ERROR, qe_kv_pool_error_code(status),
+        "cannot copy to KV page %u of %" G_GUINT64_FORMAT " bytes: %s: %s", to[0], pool->layout.page_bytes,
+        qk_status_name(status), qk_backend_error(pool->backend));
+    return false;
+}
+
 bool qe_kv_page_copy(qe_kv_pool *pool, qe_page page, qe_page *out, GError **error)
 {
     g_assert(qe_kv_page_state(pool, page) != QE_PAGE_FREE);
-    qe_page fresh;
-    if (!page_take(pool, &fresh, error))
+    qe_slot slot;
+    /* The page has a reference, so taking a slot does not evict it. */
+    if (!take_device(pool, &slot, error))
         return false;
-    qk_copy copy = {.bytes = pool->layout.page_bytes};
-    copy.src = page_place(pool, page, &copy.src_offset);
-    copy.dst = page_place(pool, fresh, &copy.dst_offset);
-    qk_status status = qk_copy_submit(pool->backend, QK_STREAM_COMPUTE, &copy, 1);
-    if (status != QK_OK)
-        return page_take_failed(pool, fresh, status, "copy to", error);
+    qe_page fresh = page_new(pool, slot);
+    if (!qe_kv_page_copy_run(pool, &page, &fresh, 1, error)) {
+        qe_kv_page_unref(pool, fresh);
+        return false;
+    }
     *out = fresh;
     return true;
 }
 
+/* ---- Pages: references ---- */
+
+static void cache_page(qe_kv_pool *pool, qe_page page)
+{
+    qe_page_info *info = info_of(pool, page);
+    info->cached = true;
+    info->older = pool->newest_cached;
+    info->newer = QE_PAGE_NONE;
+    if (pool->newest_cached != QE_PAGE_NONE)
+        pool->pages[pool->newest_cached].newer = page;
+    else
+        pool->oldest_cached = page;
+    pool->newest_cached = page;
+    pool->n_cached++;
+}
+
+void qe_kv_pool_uncache(qe_kv_pool *pool, qe_page page)
+{
+    qe_page_info *info = info_of(pool, page);
+    if (!info->cached)
+        return;
+    if (info->older != QE_PAGE_NONE)
+        pool->pages[info->older].newer = info->newer;
+    else
+        pool->oldest_cached = info->newer;
+    if (info->newer != QE_PAGE_NONE)
+        pool->pages[info->newer].older = info->older;
+    else
+        pool->newest_cached = info->older;
+    info->older = info->newer = QE_PAGE_NONE;
+    info->cached = false;
+    pool->n_cached--;
+}
+
+void qe_kv_pool_unname(qe_kv_pool *pool, qe_page page)
+{
+    qe_page_info *info = info_of(pool, page);
+    if (info->named)
+        g_hash_table_remove(pool->index, &info->key);
+    info->named = false;
+}
+
+static bool is_moving(const qe_page_info *info)
+{
+    return info->device == COPY_MOVING || info->host == COPY_MOVING;
+}
+
+void qe_kv_pool_destroy_page(qe_kv_pool *pool, qe_page page)
+{
+    qe_page_info *info = info_of(pool, page);
+    g_assert(info->n_refs == 0);
+    qe_kv_pool_uncache(pool, page);
+    qe_kv_pool_unname(pool, page);
+    if (info->to_store) {
+        info->to_store = false;
+        pool->n_to_store--;
+    }
+    if (is_moving(info)) { /* its slots are needed until the copy has landed */
+        if (!info->dying)
+            pool->n_dying++;
+        info->dying = true;
+        return;
+    }
+    if (info->dying)
+        pool->n_dying--;
+    if (info->device != COPY_NONE)
+        qe_kv_slots_give(pool->device, info->device_slot);
+    if (info->host != COPY_NONE)
+        qe_kv_slots_give(pool->host, info->host_slot);
+    if (info->state == QE_PAGE_TAIL)
+        pool->n_tail--;
+    else
+        pool->n_sealed--;
+    *info = (qe_page_info){.older = QE_PAGE_NONE, .newer = QE_PAGE_NONE};
+    qe_free_map_add(&pool->free_pages, page);
+}
+
 void qe_kv_page_ref(qe_kv_pool *pool, qe_page page)
 {
-    g_assert(page < pool->n_reserved);
-    page_info *info = &pool->pages[page];
+    qe_page_info *info = info_of(pool, page);
     g_assert(info->state == QE_PAGE_SEALED);
     g_assert(info->n_refs < UINT32_MAX);
+    g_assert(!info->dying);
+    qe_kv_pool_uncache(pool, page);
     info->n_refs++;
     if (info->n_refs == 2)
         pool->n_shared++;
@@ -389,8 +448,7 @@ void qe_kv_page_ref(qe_kv_pool *pool, qe_page page)
 
 void qe_kv_page_unref(qe_kv_pool *pool, qe_page page)
 {
-    g_assert(page < pool->n_reserved);
-    page_info *info = &pool->pages[page];
+    qe_page_info *info = info_of(pool, page);
     g_assert(info->state != QE_PAGE_FREE);
     g_assert(info->n_refs > 0);
     info->n_refs--;
@@ -398,18 +456,15 @@ void qe_kv_page_unref(qe_kv_pool *pool, qe_page page)
         pool->n_shared--;
     if (info->n_refs > 0)
         return;
-    if (info->state == QE_PAGE_TAIL)
-        pool->n_tail--;
+    if (info->state == QE_PAGE_SEALED && info->named && pool->host)
+        cache_page(pool, page);
     else
-        pool->n_sealed--;
-    info->state = QE_PAGE_FREE;
-    free_map_add(pool, page);
+        qe_kv_pool_destroy_page(pool, page);
 }
 
 void qe_kv_page_seal(qe_kv_pool *pool, qe_page page)
 {
-    g_assert(page < pool->n_reserved);
-    page_info *info = &pool->pages[page];
+    qe_page_info *info = info_of(pool, page);
     g_assert(info->state == QE_PAGE_TAIL);
     g_assert(info->n_refs == 1);
     info->state = QE_PAGE_SEALED;
@@ -417,55 +472,186 @@ void qe_kv_page_seal(qe_kv_pool *pool, qe_page page)
     pool->n_sealed++;
 }
 
+bool qe_kv_page_can_unseal(const qe_kv_pool *pool, qe_page page)
+{
+    const qe_page_info *info = info_of(pool, page);
+    return info->state == QE_PAGE_SEALED && info->n_refs == 1 && info->device == COPY_READY &&
+           !is_moving(info);
+}
+
 void qe_kv_page_unseal(qe_kv_pool *pool, qe_page page)
 {
-    g_assert(page < pool->n_reserved);
-    page_info *info = &pool->pages[page];
-    g_assert(info->state == QE_PAGE_SEALED);
-    g_assert(info->n_refs == 1);
+    qe_page_info *info = info_of(pool, page);
+    g_assert(qe_kv_page_can_unseal(pool, page));
+    qe_kv_pool_unname(pool, page);
+    info->has_key = false;
+    if (info->to_store) {
+        info->to_store = false;
+        pool->n_to_store--;
+    }
+    if (info->host == COPY_READY) {
+        qe_kv_slots_give(pool->host, info->host_slot);
+        info->host = COPY_NONE;
+    }
     info->state = QE_PAGE_TAIL;
     pool->n_sealed--;
     pool->n_tail++;
+}
+
+/* ---- Names ---- */
+
+static bool ids_equal(const uint32_t *a, const uint32_t *b)
+{
+    return memcmp(a, b, QK_PAGE_TOKENS * sizeof *a) == 0;
+}
+
+/* The page named @key with these very ids and this very parent. */
+static qe_page look_up(
+    const qe_kv_pool *pool, const qe_page_key *key, const qe_page_key *parent, const uint32_t *ids)
+{
+    guint found = GPOINTER_TO_UINT(g_hash_table_lookup(pool->index, key));
+    if (found == 0)
+        return QE_PAGE_NONE;
+    const qe_page_info *info = info_of(pool, found - 1);
+    if (!ids_equal(info->ids, ids) || !qe_page_key_equal(&info->parent, parent))
+        return QE_PAGE_NONE;
+    return found - 1;
+}
+
+qe_page qe_kv_pool_find(qe_kv_pool *pool, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS])
+{
+    if (!parent)
+        parent = &pool->seed;
+    qe_page_key key = qe_page_key_child(parent, ids);
+    qe_page page = look_up(pool, &key, parent, ids);
+    if (page == QE_PAGE_NONE)
+        return QE_PAGE_NONE;
+    qe_kv_page_ref(pool, page);
+    pool->counters.n_found++;
+    return page;
+}
+
+qe_page qe_kv_page_publish(
+    qe_kv_pool *pool, qe_page page, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS])
+{
+    qe_page_info *info = info_of(pool, page);
+    g_assert(info->state == QE_PAGE_SEALED && info->n_refs > 0);
+    if (info->named)
+        return page;
+    if (!parent)
+        parent = &pool->seed;
+    qe_page_key key = qe_page_key_child(parent, ids);
+    qe_page other = look_up(pool, &key, parent, ids);
+    if (other != QE_PAGE_NONE && pool->pages[other].device == COPY_READY) {
+        qe_kv_page_ref(pool, other);
+        qe_kv_page_unref(pool, page);
+        return other;
+    }
+    /* One that only a lower tier has gives its name to the one on the device. */
+    if (other != QE_PAGE_NONE && pool->pages[other].cached)
+        qe_kv_pool_destroy_page(pool, other);
+    info->has_key = true;
+    info->key = key;
+    info->parent = *parent;
+    memcpy(info->ids, ids, sizeof info->ids);
+    if (!g_hash_table_contains(pool->index, &key)) { /* else another page keeps the name */
+        g_hash_table_insert(pool->index, g_memdup2(&key, sizeof key), GUINT_TO_POINTER(page + 1));
+        info->named = true;
+    }
+    return page;
+}
+
+const qe_page_key *qe_kv_page_key(const qe_kv_pool *pool, qe_page page)
+{
+    const qe_page_info *info = info_of(pool, page);
+    return info->has_key ? &info->key : NULL;
 }
 
 /* ---- Questions ---- */
 
 qe_page_state qe_kv_page_state(const qe_kv_pool *pool, qe_page page)
 {
-    g_assert(page < pool->n_reserved);
-    return pool->pages[page].state;
+    return info_of(pool, page)->state;
 }
 
 uint32_t qe_kv_page_refs(const qe_kv_pool *pool, qe_page page)
 {
-    g_assert(page < pool->n_reserved);
-    return pool->pages[page].n_refs;
+    return info_of(pool, page)->n_refs;
+}
+
+bool qe_kv_page_on_device(const qe_kv_pool *pool, qe_page page)
+{
+    return info_of(pool, page)->device == COPY_READY;
+}
+
+bool qe_kv_page_on_host(const qe_kv_pool *pool, qe_page page)
+{
+    return info_of(pool, page)->host == COPY_READY;
+}
+
+bool qe_kv_page_is_loading(const qe_kv_pool *pool, qe_page page)
+{
+    return info_of(pool, page)->device == COPY_MOVING;
+}
+
+bool qe_kv_page_is_moving(const qe_kv_pool *pool, qe_page page)
+{
+    return is_moving(info_of(pool, page));
 }
 
 uint64_t qe_kv_page_address(const qe_kv_pool *pool, qe_page page)
 {
-    uint64_t offset;
-    return page_place(pool, page, &offset)->address + offset;
+    const qe_page_info *info = info_of(pool, page);
+    return info->device != COPY_NONE ? qe_kv_slots_address(pool->device, info->device_slot) : 0;
+}
+
+uint64_t qe_kv_page_plan_address(const qe_kv_pool *pool, qe_page page)
+{
+    const qe_page_info *info = info_of(pool, page);
+    if (info->device == COPY_READY)
+        return qe_kv_slots_address(pool->device, info->device_slot);
+    g_assert(info->host == COPY_READY);
+    uint64_t address = qe_kv_slots_address(pool->host, info->host_slot);
+    return address ? address | QK_PAGE_HOST : 0;
+}
+
+bool qe_kv_page_is_readable_on_host(const qe_kv_pool *pool, qe_page page)
+{
+    const qe_page_info *info = info_of(pool, page);
+    return info->host == COPY_READY && qe_kv_slots_address(pool->host, info->host_slot) != 0;
+}
+
+const void *qe_kv_page_host(const qe_kv_pool *pool, qe_page page)
+{
+    const qe_page_info *info = info_of(pool, page);
+    return info->host == COPY_READY ? qe_kv_slots_host(pool->host, info->host_slot) : NULL;
 }
 
 qk_buffer *qe_kv_page_buffer(const qe_kv_pool *pool, qe_page page, uint64_t *offset)
 {
-    return page_place(pool, page, offset);
+    const qe_page_info *info = info_of(pool, page);
+    g_assert(info->device != COPY_NONE);
+    return qe_kv_slots_buffer(pool->device, info->device_slot, offset);
+}
+
+uint32_t qe_kv_pool_n_pages(const qe_kv_pool *pool)
+{
+    return pool->n_pages;
 }
 
 uint32_t qe_kv_pool_n_max(const qe_kv_pool *pool)
 {
-    return pool->n_max;
+    return qe_kv_slots_n_max(pool->device);
 }
 
 uint32_t qe_kv_pool_n_reserved(const qe_kv_pool *pool)
 {
-    return pool->n_reserved;
+    return qe_kv_slots_n_reserved(pool->device);
 }
 
 uint32_t qe_kv_pool_n_used(const qe_kv_pool *pool)
 {
-    return pool->n_tail + pool->n_sealed;
+    return qe_kv_slots_n_used(pool->device);
 }
 
 uint32_t qe_kv_pool_n_shared(const qe_kv_pool *pool)
@@ -473,10 +659,17 @@ uint32_t qe_kv_pool_n_shared(const qe_kv_pool *pool)
     return pool->n_shared;
 }
 
+uint32_t qe_kv_pool_n_cached(const qe_kv_pool *pool)
+{
+    return pool->n_cached;
+}
+
 uint32_t qe_kv_pool_n_available(const qe_kv_pool *pool)
 {
-    uint32_t n_used = qe_kv_pool_n_used(pool);
-    return pool->n_cap > n_used ? pool->n_cap - n_used : 0;
+    uint32_t n = qe_kv_slots_n_available(pool->device);
+    for (qe_page page = pool->oldest_cached; page != QE_PAGE_NONE; page = pool->pages[page].newer)
+        n += pool->pages[page].device == COPY_READY && !is_moving(&pool->pages[page]);
+    return n;
 }
 
 uint64_t qe_kv_pool_page_bytes(const qe_kv_pool *pool)
@@ -484,58 +677,153 @@ uint64_t qe_kv_pool_page_bytes(const qe_kv_pool *pool)
     return pool->layout.page_bytes;
 }
 
+const qe_kv_slots *qe_kv_pool_device_slots(const qe_kv_pool *pool)
+{
+    return pool->device;
+}
+
+const qe_kv_slots *qe_kv_pool_host_slots(const qe_kv_pool *pool)
+{
+    return pool->host;
+}
+
+void qe_kv_pool_get_counters(const qe_kv_pool *pool, qe_kv_counters *out)
+{
+    *out = pool->counters;
+}
+
 /* ---- The checker ---- */
 
 #define BROKEN(error, ...) (g_set_error(error, QE_ERROR, QE_ERROR_FAILED, "KV pool: " __VA_ARGS__), false)
 
-static bool check_page(const qe_kv_pool *pool, qe_page page, uint32_t n_entries, GError **error)
+static const char *const state_names[] = {"FREE", "TAIL", "SEALED"};
+
+static bool check_references(
+    const qe_kv_pool *pool, qe_page page, const qe_page_info *info, uint32_t n_entries, GError **error)
 {
-    static const char *const names[] = {"FREE", "TAIL", "SEALED"};
-    const page_info *info = &pool->pages[page];
     if (info->state > QE_PAGE_SEALED)
         return BROKEN(error, "page %u has no valid state (%u)", page, info->state);
-    if ((info->state == QE_PAGE_FREE) != (info->n_refs == 0))
-        return BROKEN(error, "page %u is %s with %u references", page, names[info->state], info->n_refs);
+    const char *name = state_names[info->state];
+    bool may_be_held = info->state == QE_PAGE_SEALED && !info->cached && !info->dying;
+    bool must_be_held = may_be_held || info->state == QE_PAGE_TAIL;
+    if (must_be_held != (info->n_refs > 0))
+        return BROKEN(error, "page %u is %s%s with %u references", page, name,
+            info->cached  ? " and cached"
+            : info->dying ? " and dying"
+                          : "",
+            info->n_refs);
     if (info->state == QE_PAGE_TAIL && info->n_refs != 1)
         return BROKEN(error, "page %u is TAIL with %u references, expected 1", page, info->n_refs);
     if (info->n_refs != n_entries)
-        return BROKEN(error, "page %u (%s) has %u references, but page tables name it %u times", page,
-            names[info->state], info->n_refs, n_entries);
-    if (free_map_has(pool, page) != (info->state == QE_PAGE_FREE))
-        return BROKEN(error, "page %u is %s, but the free map says otherwise", page, names[info->state]);
+        return BROKEN(error, "page %u (%s) has %u references, but page tables name it %u times", page, name,
+            info->n_refs, n_entries);
+    if (qe_free_map_has(&pool->free_pages, page) != (info->state == QE_PAGE_FREE))
+        return BROKEN(error, "page %u is %s, but the free map says otherwise", page, name);
+    return true;
+}
+
+static bool check_copies(const qe_kv_pool *pool, qe_page page, const qe_page_info *info, GError **error)
+{
+    const char *name = state_names[info->state];
+    if (info->state == QE_PAGE_FREE && (info->device != COPY_NONE || info->host != COPY_NONE))
+        return BROKEN(error, "page %u is FREE and has a slot", page);
+    if (info->state == QE_PAGE_TAIL && (info->device != COPY_READY || info->host != COPY_NONE))
+        return BROKEN(error, "page %u is TAIL with its device copy in state %u and its host copy in %u", page,
+            info->device, info->host);
+    if (info->state == QE_PAGE_SEALED && info->device != COPY_READY && info->host != COPY_READY)
+        return BROKEN(error, "page %u is SEALED and no tier has its bytes", page);
+    if (info->device != COPY_NONE && !qe_kv_slots_is_used(pool->device, info->device_slot))
+        return BROKEN(error, "page %u (%s) has device slot %u, which is free", page, name, info->device_slot);
+    if (info->host != COPY_NONE && !qe_kv_slots_is_used(pool->host, info->host_slot))
+        return BROKEN(error, "page %u (%s) has host slot %u, which is free", page, name, info->host_slot);
+    if (info->named && (info->state != QE_PAGE_SEALED || !info->has_key ||
+                           GPOINTER_TO_UINT(g_hash_table_lookup(pool->index, &info->key)) != page + 1))
+        return BROKEN(error, "page %u (%s) is named, but the index does not know it", page, name);
+    if (info->cached && !info->named)
+        return BROKEN(error, "page %u is cached without a name", page);
+    if (info->dying && (info->named || !is_moving(info)))
+        return BROKEN(error, "page %u is dying, yet %s", page, info->named ? "named" : "at rest");
+    return true;
+}
+
+/* Two pages in one slot: @seen has a byte a slot. */
+static bool check_slot(
+    uint8_t *seen, qe_page page, uint8_t copy, qe_slot slot, const char *tier, GError **error)
+{
+    if (copy == COPY_NONE)
+        return true;
+    if (seen[slot])
+        return BROKEN(error, "page %u is in %s slot %u, which another page has", page, tier, slot);
+    seen[slot] = 1;
+    return true;
+}
+
+typedef struct {
+    uint32_t n_states[3], n_shared, n_dying, n_cached, n_named, n_to_store, n_moving, n_loading;
+    uint32_t n_device, n_host;
+} tally;
+
+static void count_page(tally *t, const qe_page_info *info)
+{
+    t->n_states[info->state]++;
+    t->n_shared += info->n_refs >= 2;
+    t->n_dying += info->dying;
+    t->n_cached += info->cached;
+    t->n_named += info->named;
+    t->n_to_store += info->to_store;
+    t->n_moving += is_moving(info);
+    t->n_loading += info->device == COPY_MOVING;
+    t->n_device += info->device != COPY_NONE;
+    t->n_host += info->host != COPY_NONE;
+}
+
+static bool check_tally(const qe_kv_pool *pool, const tally *t, GError **error)
+{
+    const struct {
+        const char *what;
+        uint32_t found, counter;
+    } rows[] = {
+        {"TAIL pages", t->n_states[QE_PAGE_TAIL], pool->n_tail},
+        {"SEALED pages", t->n_states[QE_PAGE_SEALED], pool->n_sealed},
+        {"FREE pages", t->n_states[QE_PAGE_FREE], qe_free_map_count(&pool->free_pages)},
+        {"shared pages", t->n_shared, pool->n_shared},
+        {"dying pages", t->n_dying, pool->n_dying},
+        {"cached pages", t->n_cached, pool->n_cached},
+        {"named pages", t->n_named, g_hash_table_size(pool->index)},
+        {"pages to store", t->n_to_store, pool->n_to_store},
+        {"moving pages", t->n_moving, pool->n_moving},
+        {"loading pages", t->n_loading, pool->n_loading},
+        {"pages on the device", t->n_device, qe_kv_slots_n_used(pool->device)},
+        {"pages on the host", t->n_host, pool->host ? qe_kv_slots_n_used(pool->host) : 0},
+    };
+    for (guint i = 0; i < G_N_ELEMENTS(rows); i++) {
+        if (rows[i].found != rows[i].counter)
+            return BROKEN(
+                error, "%u %s, but the counter says %u", rows[i].found, rows[i].what, rows[i].counter);
+    }
     return true;
 }
 
 bool qe_kv_pool_check(const qe_kv_pool *pool, const uint32_t *n_entries, GError **error)
 {
-    uint32_t n_states[3] = {0}, n_shared = 0, n_free_bits = 0;
-    for (qe_page page = 0; page < pool->n_reserved; page++) {
-        if (!check_page(pool, page, n_entries[page], error))
+    tally t = {0};
+    g_autofree uint8_t *on_device = g_new0(uint8_t, qe_kv_slots_n_reserved(pool->device) + 1);
+    g_autofree uint8_t *on_host = g_new0(uint8_t, (pool->host ? qe_kv_slots_n_reserved(pool->host) : 0) + 1);
+    for (qe_page page = 0; page < pool->n_pages; page++) {
+        const qe_page_info *info = &pool->pages[page];
+        if (!check_references(pool, page, info, n_entries[page], error) ||
+            !check_copies(pool, page, info, error) ||
+            !check_slot(on_device, page, info->device, info->device_slot, "device", error) ||
+            !check_slot(on_host, page, info->host, info->host_slot, "host", error))
             return false;
-        n_states[pool->pages[page].state]++;
-        n_shared += pool->pages[page].n_refs >= 2;
+        count_page(&t, info);
     }
-    for (uint32_t i = 0; i < (MAX(pool->n_max, pool->n_reserved) + (uint64_t)WORD_BITS - 1) / WORD_BITS; i++)
-        n_free_bits += (uint32_t)__builtin_popcountll(pool->free_map[0][i]);
-    if (n_states[QE_PAGE_TAIL] != pool->n_tail || n_states[QE_PAGE_SEALED] != pool->n_sealed)
-        return BROKEN(error, "%u TAIL and %u SEALED pages, but the counters say %u and %u",
-            n_states[QE_PAGE_TAIL], n_states[QE_PAGE_SEALED], pool->n_tail, pool->n_sealed);
-    if (n_shared != pool->n_shared)
-        return BROKEN(error, "%u pages are shared, but the counter says %u", n_shared, pool->n_shared);
-    if (n_free_bits != n_states[QE_PAGE_FREE])
-        return BROKEN(error, "%u FREE pages, but the free map has %u", n_states[QE_PAGE_FREE], n_free_bits);
-    if (pool->n_cap > pool->n_max || qe_kv_pool_n_used(pool) > pool->n_reserved)
-        return BROKEN(error, "%u pages reserved and %u in use, but at most %u of %u may be", pool->n_reserved,
-            qe_kv_pool_n_used(pool), pool->n_cap, pool->n_max);
-    uint32_t n_slab_pages = 0;
-    for (guint i = 0; i < pool->slabs->len; i++) {
-        if (slab_at(pool, i)->first != n_slab_pages)
-            return BROKEN(
-                error, "slab %u starts at page %u, expected %u", i, slab_at(pool, i)->first, n_slab_pages);
-        n_slab_pages += slab_at(pool, i)->n_pages;
-    }
-    if (n_slab_pages != pool->n_reserved)
+    uint32_t n_listed = 0;
+    for (qe_page page = pool->oldest_cached; page != QE_PAGE_NONE; page = pool->pages[page].newer)
+        n_listed++;
+    if (n_listed != pool->n_cached)
         return BROKEN(
-            error, "%u slabs hold %u pages, expected %u", pool->slabs->len, n_slab_pages, pool->n_reserved);
-    return true;
+            error, "the list of cached pages has %u, the counter says %u", n_listed, pool->n_cached);
+    return check_tally(pool, &t, error) && qe_kv_slots_check(pool->device, error) &&
+           (!pool->host || qe_kv_slots_check(pool->host, error));
 }

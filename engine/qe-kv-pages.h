@@ -85,19 +85,19 @@ bool qe_kv_page_copy_run(
 qe_page qe_kv_page_publish(
     qe_kv_pool *pool, qe_page page, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS]);
 /* The page of that name, with a new reference, or QE_PAGE_NONE. Ids are compared. */
-qe_page qe_kv_pool_find(
-    qe_kv_pool *pool, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS]);
+qe_page qe_kv_pool_find(qe_kv_pool *pool, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS]);
 const qe_page_key *qe_kv_page_key(const qe_kv_pool *pool, qe_page page); /* NULL: not named */
 
 qe_page_state qe_kv_page_state(const qe_kv_pool *pool, qe_page page);
 uint32_t qe_kv_page_refs(const qe_kv_pool *pool, qe_page page);
 bool qe_kv_page_on_device(const qe_kv_pool *pool, qe_page page);
 bool qe_kv_page_on_host(const qe_kv_pool *pool, qe_page page);
-bool qe_kv_page_is_loading(const qe_kv_pool *pool, qe_page page); /* on its way to the device */
-bool qe_kv_page_is_moving(const qe_kv_pool *pool, qe_page page);  /* either way */
+bool qe_kv_page_is_loading(const qe_kv_pool *pool, qe_page page);  /* on its way to the device */
+bool qe_kv_page_is_moving(const qe_kv_pool *pool, qe_page page);   /* either way */
 uint64_t qe_kv_page_address(const qe_kv_pool *pool, qe_page page); /* of its device slot; 0: it has none */
 /* For a plan: the device slot's address, else the host slot's with QK_PAGE_HOST, 0 when kernels cannot read that. */
 uint64_t qe_kv_page_plan_address(const qe_kv_pool *pool, qe_page page);
+bool qe_kv_page_is_readable_on_host(const qe_kv_pool *pool, qe_page page); /* by kernels, where it is there */
 const void *qe_kv_page_host(const qe_kv_pool *pool, qe_page page); /* its host slot's bytes; NULL: none */
 /* For copies: the slab (borrowed) of its device slot, and where. */
 qk_buffer *qe_kv_page_buffer(const qe_kv_pool *pool, qe_page page, uint64_t *offset);
@@ -122,9 +122,16 @@ uint32_t qe_kv_pool_evict_cached_host(qe_kv_pool *pool, uint32_t n);
 bool qe_kv_pool_submit_moves(qe_kv_pool *pool, GError **error);
 /* Takes note of copies that have landed. Returns whether there were any. */
 bool qe_kv_pool_poll(qe_kv_pool *pool, GError **error);
-bool qe_kv_pool_wait_move(qe_kv_pool *pool, GError **error); /* for the oldest copy; false: none is on its way */
-uint32_t qe_kv_pool_n_moving(const qe_kv_pool *pool);         /* pages with a copy on its way */
+bool qe_kv_pool_wait_move(
+    qe_kv_pool *pool, GError **error);                /* for the oldest copy; false: none is on its way */
+uint32_t qe_kv_pool_n_moving(const qe_kv_pool *pool); /* pages with a copy on its way */
 uint32_t qe_kv_pool_n_loading(const qe_kv_pool *pool);
+/* Grows whenever a page gains or loses its device copy. Never 0. */
+uint64_t qe_kv_pool_placement_epoch(const qe_kv_pool *pool);
+/* Host slots that could be had: free ones, a slab's that the budget allows, what cached pages would give. */
+uint32_t qe_kv_pool_n_host_available(const qe_kv_pool *pool);
+/* Waits for a host slab that is being made in the background; false: none is. */
+bool qe_kv_pool_wait_host_slab(qe_kv_pool *pool);
 uint32_t qe_kv_pool_n_to_store(const qe_kv_pool *pool); /* asked for and not enqueued */
 
 typedef struct {
@@ -135,7 +142,7 @@ void qe_kv_pool_get_counters(const qe_kv_pool *pool, qe_kv_counters *out);
 
 /* ---- Questions ---- */
 
-uint32_t qe_kv_pool_n_pages(const qe_kv_pool *pool); /* page indices are below it */
+uint32_t qe_kv_pool_n_pages(const qe_kv_pool *pool);    /* page indices are below it */
 uint32_t qe_kv_pool_n_max(const qe_kv_pool *pool);      /* of the device tier */
 uint32_t qe_kv_pool_n_reserved(const qe_kv_pool *pool); /* device slots in slabs taken so far */
 uint32_t qe_kv_pool_n_used(const qe_kv_pool *pool);     /* device slots in use, those of cached pages too */

@@ -48,17 +48,17 @@ struct qe_kv_pool {
     uint32_t n_pages, n_tail, n_sealed, n_shared, n_dying;
     qe_free_map free_pages;
 
-    GHashTable *index; /* key -> page + 1; the keys are in `pages`, so it is filled again when these move */
+    GHashTable *index; /* qe_page_key, owned -> page + 1 */
     uint32_t oldest_cached, newest_cached, n_cached;
-    uint32_t n_cached_device; /* of the cached, those with a device slot that could be had at once */
 
     GArray *to_store; /* qe_page: may name pages that have changed since */
     uint32_t n_to_store;
-    GArray *to_load;                /* qe_page: their device slots are taken */
-    GQueue moves[QE_MOVE_KINDS];    /* qe_move, oldest first */
-    GPtrArray *spare_moves;         /* qe_move, to use again */
-    qk_event *order;                /* makes one stream wait for another */
-    uint32_t n_moving, n_loading;   /* pages; n_loading counts to_load too */
+    GArray *to_load;             /* qe_page: their device slots are taken */
+    GQueue moves[QE_MOVE_KINDS]; /* qe_move, oldest first */
+    GPtrArray *spare_moves;      /* qe_move, to use again */
+    qk_event *order;             /* makes one stream wait for another */
+    uint64_t placement_epoch;
+    uint32_t n_moving, n_loading; /* pages; n_loading counts to_load too */
     qe_kv_counters counters;
 };
 
@@ -68,4 +68,5 @@ void qe_kv_pool_uncache(qe_kv_pool *pool, qe_page page);      /* out of the list
 void qe_kv_pool_unname(qe_kv_pool *pool, qe_page page);
 int qe_kv_pool_error_code(qk_status status);
 /* qe-kv-move.c */
-void qe_kv_pool_clear_moves(qe_kv_pool *pool); /* waits for nothing: the device is lost, or nothing is on its way */
+void qe_kv_pool_clear_moves(
+    qe_kv_pool *pool); /* waits for nothing: the device is lost, or nothing is on its way */

@@ -11,8 +11,8 @@
 #include <sys/mman.h>
 #include "engine/qe-free-map.h"
 
-#define MAP_UNIT   4096ull
-#define HUGE_UNIT  (2ull << 20)
+#define MAP_UNIT  4096ull
+#define HUGE_UNIT (2ull << 20)
 
 typedef struct {
     qk_buffer *buffer;
@@ -279,6 +279,14 @@ bool qe_kv_slots_poll(qe_kv_slots *self)
     return true;
 }
 
+bool qe_kv_slots_wait(qe_kv_slots *self)
+{
+    if (!self->making)
+        return false;
+    finish_making(self, true);
+    return true;
+}
+
 /* ---- Size ---- */
 
 void qe_kv_slots_free(qe_kv_slots *self)
@@ -309,14 +317,20 @@ static bool slab_is_free(const qe_kv_slots *self, const slab *s)
     return true;
 }
 
+bool qe_kv_slots_can_trim(const qe_kv_slots *self, uint32_t n_slabs_kept)
+{
+    if (self->slabs->len == 0)
+        return false;
+    const slab *last = slab_at(self, self->slabs->len - 1);
+    bool past_budget = last->first >= self->p.n_max;
+    return (past_budget || self->slabs->len > n_slabs_kept) && slab_is_free(self, last);
+}
+
 uint32_t qe_kv_slots_trim(qe_kv_slots *self, uint32_t n_slabs_kept)
 {
     uint32_t n_before = self->n_reserved;
-    while (self->slabs->len > 0) {
+    while (qe_kv_slots_can_trim(self, n_slabs_kept)) {
         const slab *last = slab_at(self, self->slabs->len - 1);
-        bool past_budget = last->first >= self->p.n_max;
-        if ((!past_budget && self->slabs->len <= n_slabs_kept) || !slab_is_free(self, last))
-            break;
         for (uint32_t i = 0; i < last->n_slots; i++)
             qe_free_map_remove(&self->map, last->first + i);
         self->n_reserved = last->first;
@@ -324,6 +338,12 @@ uint32_t qe_kv_slots_trim(qe_kv_slots *self, uint32_t n_slabs_kept)
     }
     self->n_cap = self->p.n_max;
     return n_before - self->n_reserved;
+}
+
+void qe_kv_slots_set_ledger(qe_kv_slots *self, qe_kv_ledger *ledger)
+{
+    g_assert(self->slabs->len == 0);
+    self->p.ledger = ledger;
 }
 
 void qe_kv_slots_set_max(qe_kv_slots *self, uint32_t n_max)

@@ -45,13 +45,17 @@ bool qe_kv_slots_take(qe_kv_slots *self, qe_slot *out, GError **error);
 bool qe_kv_slots_take_run(qe_kv_slots *self, uint32_t n, qe_slot *first, GError **error);
 void qe_kv_slots_give(qe_kv_slots *self, qe_slot slot);
 
-bool qe_kv_slots_warm(qe_kv_slots *self, GError **error); /* takes the first slab */
+bool qe_kv_slots_warm(qe_kv_slots *self, GError **error);             /* takes the first slab */
+void qe_kv_slots_set_ledger(qe_kv_slots *self, qe_kv_ledger *ledger); /* before the first slab */
 void qe_kv_slots_set_max(qe_kv_slots *self, uint32_t n_max);
 /* Frees slabs at the end that have no slot in use, down to @n_slabs_kept and past it those beyond the budget. The caller
  * has seen to it that no work touches them. Returns how many slots went. */
+bool qe_kv_slots_can_trim(const qe_kv_slots *self, uint32_t n_slabs_kept);
 uint32_t qe_kv_slots_trim(qe_kv_slots *self, uint32_t n_slabs_kept);
 /* A background slab that is ready joins. Returns whether there was news. */
 bool qe_kv_slots_poll(qe_kv_slots *self);
+bool qe_kv_slots_wait(
+    qe_kv_slots *self); /* the same, waiting for a slab that is being made; false: none is */
 /* Host tiers: asks for another slab in the background when fewer than @n_free slots are left and the budget has room. */
 void qe_kv_slots_prepare(qe_kv_slots *self, uint32_t n_free);
 

@@ -50,6 +50,7 @@ struct qe_request {
     struct qe_timeline *timeline; /* borrowed; NULL before the prompt is there and after the end */
     qe_request_state state;
     bool paused;       /* its outbox is full */
+    bool restoring;    /* pages are on their way to the device */
     uint32_t epoch;    /* grows whenever planned positions stop to count */
     uint32_t slot;     /* QK_NO_SLOT unless running */
     uint32_t pos;      /* next position to plan */
@@ -59,7 +60,7 @@ struct qe_request {
     uint32_t n_prompt, n_generated, n_generate_max;
     bool max_is_context; /* n_generate_max comes from the context, not from max_tokens */
     uint32_t n_stripped; /* tokens of earlier replies that were put again without reasoning */
-    gint64 admitted, first_token, last_token, last_progress;
+    gint64 admitted, restore_begun, first_token, last_token, last_progress;
     qe_receipt receipt;
     qe_reply *reply; /* ids to text; owned */
 };

@@ -27,6 +27,11 @@ struct qe_session {
     GArray *pages; /* qe_page */
     GArray *turns; /* qe_turn */
     uint32_t n_cached;
+    qe_session_policy policy;
+    uint32_t run_tokens; /* contiguous: room that the next run has */
+    /* How many pages the device has not, as of a placement epoch and a length of the page table. */
+    uint64_t off_epoch;
+    uint32_t off_pages, n_off;
 };
 
 static uint32_t pages_for(uint32_t n_tokens)
@@ -165,20 +170,58 @@ uint32_t qe_session_pages_needed(const qe_session *self, uint32_t n_tokens)
     if (n_pages > self->pages->len)
         n_needed = n_pages - self->pages->len;
     if (has_cut_page(self) &&
-        qe_kv_page_refs(self->pool, *page_at(self, self->n_cached / QK_PAGE_TOKENS)) > 1)
+        !qe_kv_page_can_unseal(self->pool, *page_at(self, self->n_cached / QK_PAGE_TOKENS)))
         n_needed++;
     return n_needed;
+}
+
+/* Contiguous: all pages move to a run of their own that has room for @n_tokens and some more. */
+static bool move_to_run(qe_session *self, uint32_t n_tokens, GError **error)
+{
+    uint32_t n_old = pages_for(self->n_cached), n_new = pages_for(MAX(n_tokens, self->run_tokens));
+    if (n_old > 0 && n_new < n_old + n_old / 2)
+        n_new = n_old + n_old / 2;
+    g_autoptr(GArray) fresh = g_array_sized_new(FALSE, FALSE, sizeof(qe_page), n_new);
+    g_array_set_size(fresh, n_new);
+    qe_page *pages = (qe_page *)(void *)fresh->data;
+    if (!qe_kv_page_alloc_run(self->pool, n_new, pages, error))
+        return false;
+    if (!qe_kv_page_copy_run(self->pool, qe_session_pages(self), pages, n_old, error)) {
+        for (uint32_t i = 0; i < n_new; i++)
+            qe_kv_page_unref(self->pool, pages[i]);
+        return false;
+    }
+    for (uint32_t i = 0; i < self->n_cached / QK_PAGE_TOKENS; i++)
+        qe_kv_page_seal(self->pool, pages[i]);
+    cut_page_table(self, 0);
+    g_array_append_vals(self->pages, pages, n_new);
+    return true;
+}
+
+static bool reserve_contiguous(qe_session *self, uint32_t n_tokens, GError **error)
+{
+    if (pages_for(n_tokens) > self->pages->len)
+        return move_to_run(self, n_tokens, error);
+    if (!has_cut_page(self))
+        return true;
+    qe_page cut = *page_at(self, self->n_cached / QK_PAGE_TOKENS);
+    if (!qe_kv_page_can_unseal(self->pool, cut))
+        return move_to_run(self, n_tokens, error);
+    qe_kv_page_unseal(self->pool, cut);
+    return true;
 }
 
 bool qe_session_reserve(qe_session *self, uint32_t n_tokens, GError **error)
 {
     if (n_tokens <= self->n_cached)
         return true;
+    if (self->policy.contiguous)
+        return reserve_contiguous(self, n_tokens, error);
 
     uint32_t n_before = self->pages->len, n_pages = pages_for(n_tokens);
     qe_page *cut = has_cut_page(self) ? page_at(self, self->n_cached / QK_PAGE_TOKENS) : NULL;
     qe_page shared = QE_PAGE_NONE; /* the cut page that a copy has replaced */
-    if (cut != NULL && qe_kv_page_refs(self->pool, *cut) == 1) {
+    if (cut != NULL && qe_kv_page_can_unseal(self->pool, *cut)) {
         qe_kv_page_unseal(self->pool, *cut);
     } else if (cut != NULL) {
         qe_page copy;
@@ -208,6 +251,22 @@ fail: /* all or nothing: what others could use is given back */
     return false;
 }
 
+/* Names and stores the full page @i as the policy wants it. Pages are named in order: one without a name, and those after
+ * it, stay private. */
+static void offer_page(qe_session *self, uint32_t i)
+{
+    qe_page *page = page_at(self, i);
+    const qe_page_key *parent = i > 0 ? qe_kv_page_key(self->pool, *page_at(self, i - 1)) : NULL;
+    if (self->policy.shared && (i == 0 || parent)) {
+        qe_page_key copy = parent ? *parent : (qe_page_key){{0}};
+        *page = qe_kv_page_publish(
+            self->pool, *page, parent ? &copy : NULL, qe_session_ids(self) + (gsize)i * QK_PAGE_TOKENS);
+        self->off_epoch = 0;
+    }
+    if (self->policy.tiered)
+        qe_kv_page_store(self->pool, *page);
+}
+
 void qe_session_commit(qe_session *self, uint32_t n)
 {
     g_assert(n <= self->ids->len - self->n_cached);
@@ -216,8 +275,10 @@ void qe_session_commit(qe_session *self, uint32_t n)
     for (uint32_t i = self->n_cached / QK_PAGE_TOKENS; i < pages_for(n_cached) && n > 0; i++) {
         qe_page page = *page_at(self, i);
         g_assert(qe_kv_page_state(self->pool, page) == QE_PAGE_TAIL); /* else reserve did not cover it */
-        if (n_cached / QK_PAGE_TOKENS > i)
+        if (n_cached / QK_PAGE_TOKENS > i) {
             qe_kv_page_seal(self->pool, page);
+            offer_page(self, i);
+        }
     }
     self->n_cached = n_cached;
 }
@@ -235,7 +296,7 @@ void qe_session_uncache(qe_session *self, uint32_t n_tokens)
     cut_page_table(self, pages_for(self->n_cached));
     if (has_cut_page(self)) {
         qe_page page = *page_at(self, self->pages->len - 1);
-        if (qe_kv_page_refs(self->pool, page) == 1)
+        if (qe_kv_page_can_unseal(self->pool, page))
             qe_kv_page_unseal(self->pool, page);
     }
 }
@@ -257,6 +318,15 @@ void qe_session_drop_pages(qe_session *self)
     g_array_set_size(self->pages, 0);
 }
 
+void qe_session_drop_lost(qe_session *self)
+{
+    uint32_t n = 0;
+    while (n < self->n_cached / QK_PAGE_TOKENS && qe_kv_page_on_host(self->pool, *page_at(self, n)))
+        n++;
+    self->n_cached = n * QK_PAGE_TOKENS;
+    cut_page_table(self, n);
+}
+
 uint32_t qe_session_replace(qe_session *self, const uint32_t *ids, uint32_t n)
 {
     const uint32_t *mine = qe_session_ids(self);
@@ -268,6 +338,138 @@ uint32_t qe_session_replace(qe_session *self, const uint32_t *ids, uint32_t n)
     if (n_common < n)
         qe_session_append_ids(self, ids + n_common, n - n_common);
     return n_common;
+}
+
+/* ---- Tiers and sharing ---- */
+
+qe_kv_pool *qe_session_pool(const qe_session *self)
+{
+    return self->pool;
+}
+
+const qe_session_policy *qe_session_get_policy(const qe_session *self)
+{
+    return &self->policy;
+}
+
+void qe_session_set_policy(qe_session *self, const qe_session_policy *policy)
+{
+    self->policy = *policy;
+    for (uint32_t i = 0; i < self->n_cached / QK_PAGE_TOKENS; i++)
+        offer_page(self, i);
+}
+
+void qe_session_set_run(qe_session *self, uint32_t n_tokens)
+{
+    self->run_tokens = n_tokens;
+}
+
+uint32_t qe_session_adopt(qe_session *self, uint32_t n_tokens)
+{
+    uint32_t n_before = self->n_cached;
+    if (!self->policy.shared)
+        return 0;
+    for (uint32_t i = self->n_cached / QK_PAGE_TOKENS; i < n_tokens / QK_PAGE_TOKENS; i++) {
+        const qe_page_key *parent = i > 0 ? qe_kv_page_key(self->pool, *page_at(self, i - 1)) : NULL;
+        if (i > 0 && !parent)
+            break;
+        qe_page page = qe_kv_pool_find(self->pool, parent, qe_session_ids(self) + (gsize)i * QK_PAGE_TOKENS);
+        if (page == QE_PAGE_NONE)
+            break;
+        cut_page_table(self, i); /* a page of ours that is part filled, and what was reserved */
+        self->off_epoch = 0;
+        g_array_append_val(self->pages, page);
+        self->n_cached = (i + 1) * QK_PAGE_TOKENS;
+        if (self->policy.tiered)
+            qe_kv_page_store(self->pool, page);
+    }
+    return self->n_cached - n_before;
+}
+
+/* Gives up the device copy of entry @i when the rules of demote and spill allow it. */
+static bool drop_entry(qe_session *self, uint32_t i, bool running, bool shared, const uint32_t *pins)
+{
+    qe_page page = *page_at(self, i);
+    if ((pins && pins[page] > 0) || (qe_kv_page_refs(self->pool, page) > 1) != shared)
+        return false;
+    if (running && !qe_kv_page_is_readable_on_host(self->pool, page))
+        return false;
+    return qe_kv_page_drop_device(self->pool, page);
+}
+
+uint32_t qe_session_demote(qe_session *self, uint32_t n, bool shared, const uint32_t *pins)
+{
+    uint32_t n_gone = 0;
+    for (uint32_t i = self->n_cached / QK_PAGE_TOKENS; i-- > 0 && n_gone < n;)
+        n_gone += drop_entry(self, i, false, shared, pins);
+    return n_gone;
+}
+
+uint32_t qe_session_spill(
+    qe_session *self, uint32_t n, uint32_t first_kept, bool shared, const uint32_t *pins)
+{
+    uint32_t n_gone = 0, end = MIN(first_kept, self->n_cached / QK_PAGE_TOKENS);
+    for (uint32_t i = 0; i < end && n_gone < n; i++)
+        n_gone += drop_entry(self, i, true, shared, pins);
+    return n_gone;
+}
+
+int64_t qe_session_load(qe_session *self, uint32_t n_max, GError **error)
+{
+    int64_t n = 0;
+    for (uint32_t i = pages_for(self->n_cached); i-- > 0 && n < n_max;) {
+        qe_page page = *page_at(self, i);
+        if (qe_kv_page_on_device(self->pool, page) || qe_kv_page_is_loading(self->pool, page))
+            continue;
+        g_autoptr(GError) local = NULL;
+        if (!qe_kv_page_load(self->pool, page, &local)) {
+            if (!g_error_matches(local, QE_ERROR, QE_ERROR_DEVICE_LOST))
+                break;
+            g_propagate_error(error, g_steal_pointer(&local));
+            return -1;
+        }
+        n++;
+    }
+    return n;
+}
+
+uint32_t qe_session_first_unreadable(const qe_session *self)
+{
+    uint32_t i = 0;
+    while (i < self->pages->len && (qe_kv_page_is_loading(self->pool, *page_at(self, i)) ||
+                                       qe_kv_page_plan_address(self->pool, *page_at(self, i)) != 0))
+        i++;
+    return i;
+}
+
+uint32_t qe_session_n_loading(const qe_session *self)
+{
+    uint32_t n = 0;
+    if (qe_kv_pool_n_loading(self->pool) == 0)
+        return 0;
+    for (uint32_t i = 0; i < self->pages->len; i++)
+        n += qe_kv_page_is_loading(self->pool, *page_at(self, i));
+    return n;
+}
+
+uint32_t qe_session_n_off_device(qe_session *self)
+{
+    uint64_t epoch = qe_kv_pool_placement_epoch(self->pool);
+    if (!qe_kv_pool_has_host(self->pool))
+        return 0;
+    if (self->off_epoch != epoch || self->off_pages != self->pages->len) {
+        self->n_off = 0;
+        for (uint32_t i = 0; i < self->pages->len; i++)
+            self->n_off += !qe_kv_page_on_device(self->pool, *page_at(self, i));
+        self->off_epoch = epoch;
+        self->off_pages = self->pages->len;
+    }
+    return self->n_off;
+}
+
+uint32_t qe_session_n_on_device(qe_session *self)
+{
+    return self->pages->len - qe_session_n_off_device(self);
 }
 
 /* ---- Fork ---- */
@@ -292,6 +494,7 @@ qe_session *qe_session_fork(qe_session *self, uint64_t id, uint32_t n_tokens, GE
         g_array_append_val(child->pages, page);
     }
     child->n_cached = n_cached;
+    child->policy = self->policy;
     return child;
 }
 
@@ -334,9 +537,8 @@ static bool check_turns(const qe_session *self, GError **error)
 static bool check_page(const qe_session *self, uint32_t i, GError **error)
 {
     qe_page page = *page_at(self, i);
-    if (page >= qe_kv_pool_n_reserved(self->pool))
-        return broken(
-            self, error, "entry %u names page %u of %u", i, page, qe_kv_pool_n_reserved(self->pool));
+    if (page >= qe_kv_pool_n_pages(self->pool))
+        return broken(self, error, "entry %u names page %u of %u", i, page, qe_kv_pool_n_pages(self->pool));
     qe_page_state state = qe_kv_page_state(self->pool, page);
     uint64_t begin = (uint64_t)i * QK_PAGE_TOKENS, end = begin + QK_PAGE_TOKENS;
     if (state == QE_PAGE_FREE)
@@ -360,7 +562,7 @@ bool qe_session_check(const qe_session *self, GError **error)
     if (self->pages->len < pages_for(self->n_cached))
         return broken(self, error, "%u pages for %u cached tokens", self->pages->len, self->n_cached);
 
-    g_autofree uint8_t *is_seen = g_new0(uint8_t, qe_kv_pool_n_reserved(self->pool) + 1);
+    g_autofree uint8_t *is_seen = g_new0(uint8_t, qe_kv_pool_n_pages(self->pool) + 1);
     for (uint32_t i = 0; i < self->pages->len; i++) {
         if (!check_page(self, i, error))
             return false;

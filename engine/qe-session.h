@@ -35,6 +35,14 @@ typedef struct {
     uint64_t text_hash;  /* of role and text as given (QE_TURN_GIVEN), else 0 */
 } qe_turn;
 
+/* How a session deals with its pages. All false: a session of its own. */
+typedef struct {
+    bool contiguous; /* device pages are adjacent; when they do not suffice all move to a longer run */
+    bool shared;     /* sealed pages are named and found by name */
+    bool tiered;     /* sealed pages are stored in the host tier */
+    uint32_t device_tokens_max; /* tiered: newest tokens that may stay on the device; 0: as many as fit */
+} qe_session_policy;
+
 qe_session *qe_session_new(qe_kv_pool *pool, uint64_t id); /* @pool: borrowed */
 void qe_session_free(qe_session *self);                    /* drops its page references; NULL is fine */
 
@@ -69,6 +77,34 @@ void qe_session_rewind(qe_session *self, uint32_t n_tokens);
 void qe_session_uncache(qe_session *self, uint32_t n_tokens);
 void qe_session_drop_pages(
     qe_session *self); /* after a lost device: n_cached = 0, page table empty, no unref */
+/* After a lost device, the pool detached: keeps the longest prefix whose pages the host has. */
+void qe_session_drop_lost(qe_session *self);
+
+qe_kv_pool *qe_session_pool(const qe_session *self);
+const qe_session_policy *qe_session_get_policy(const qe_session *self);
+/* From now on; what is cached stays. Named and stored as the policy wants it, also what was sealed before. */
+void qe_session_set_policy(qe_session *self, const qe_session_policy *policy);
+/* contiguous: the next run that is taken has room for so many tokens. */
+void qe_session_set_run(qe_session *self, uint32_t n_tokens);
+/* shared: goes on from pages that others computed: extends n_cached over ids whose pages are found by name, up to the page
+ * boundary at or before @n_tokens. Reserved pages go. Returns the tokens gained. */
+uint32_t qe_session_adopt(qe_session *self, uint32_t n_tokens);
+
+/* Device copies that the host has too are given up; pages with @pins[page] > 0 stay (NULL: none). Those that other
+ * sessions hold go only when @shared. Returns how many went, at most @n. Demote: an idle session, from the end. */
+uint32_t qe_session_demote(qe_session *self, uint32_t n, bool shared, const uint32_t *pins);
+/* Spill: a running session, from the beginning, never pages from @first_kept on. */
+uint32_t qe_session_spill(
+    qe_session *self, uint32_t n, uint32_t first_kept, bool shared, const uint32_t *pins);
+/* Asks for device copies of pages that only the host has, from the end, @n_max at most and as far as slots are free. Returns how many were
+ * asked for; -1 with @error: the device was lost. */
+int64_t qe_session_load(qe_session *self, uint32_t n_max, GError **error);
+uint32_t qe_session_n_loading(const qe_session *self);
+/* The first page that is neither on the device nor on its way there, and whose host memory the device cannot read;
+ * n_pages: there is none. */
+uint32_t qe_session_first_unreadable(const qe_session *self);
+uint32_t qe_session_n_off_device(qe_session *self); /* cached pages without a device copy, loading ones too */
+uint32_t qe_session_n_on_device(qe_session *self);
 /* Makes the timeline equal @ids and returns the length of the prefix that was kept. Turns past it are gone. */
 uint32_t qe_session_replace(qe_session *self, const uint32_t *ids, uint32_t n);
 /* A new session with the first @n_tokens, the turns that end in them and the KV there is: sealed pages shared, also when
@@ -76,7 +112,8 @@ uint32_t qe_session_replace(qe_session *self, const uint32_t *ids, uint32_t n);
  * qe_kv_page_alloc(). */
 qe_session *qe_session_fork(qe_session *self, uint64_t id, uint32_t n_tokens, GError **error);
 
-void qe_session_count_pages(const qe_session *self, uint32_t *n_entries /* [n_reserved], added to */);
+void qe_session_count_pages(
+    const qe_session *self, uint32_t *n_entries /* [qe_kv_pool_n_pages()], added to */);
 bool qe_session_check(const qe_session *self, GError **error);
 
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_session, qe_session_free)

@@ -22,7 +22,7 @@ typedef struct {
     gint n_refs;      /* atomic */
     qe_session_view *sessions;
     qe_cell *cells;
-    uint32_t history[QE_HISTORY_SECONDS];
+    uint32_t history[1 + QE_N_TIERS][QE_HISTORY_SECONDS]; /* all tiers together, then each */
 } snapshot;
 
 struct qe_stats {
@@ -33,7 +33,8 @@ struct qe_stats {
     uint64_t serial;
     gint64 last_publish;
     rate_bucket buckets[RATE_BUCKETS];
-    uint32_t history[QE_HISTORY_SECONDS]; /* a ring */
+    uint32_t history[QE_HISTORY_SECONDS][1 + QE_N_TIERS]; /* a ring */
+    uint32_t last_used[1 + QE_N_TIERS];                   /* as of the last publication */
     uint32_t n_history, history_next;
     gint64 history_second; /* of the newest entry */
     char *gpu_reason;      /* asked for once: probing asks the machine */
@@ -44,8 +45,10 @@ void qe_snapshot_unref(const qe_snapshot *view)
     snapshot *self = (snapshot *)(void *)view;
     if (!self || !g_atomic_int_dec_and_test(&self->n_refs))
         return;
-    for (int i = 0; i < QE_N_TIERS; i++)
+    for (int i = 0; i < QE_N_TIERS; i++) {
         g_free(self->view.tiers[i].reason);
+        g_free(self->view.tiers[i].note);
+    }
     g_free(self->sessions);
     g_free(self->cells);
     g_free(self);
@@ -113,18 +116,28 @@ static void measure_rates(qe_stats *self, gint64 now, qe_snapshot *view)
 }
 
 /* One entry a second; seconds in which nothing was published had the pages of the publication before them. */
-static void extend_history(qe_stats *self, gint64 now, uint32_t n_used_before, uint32_t n_used)
+static void extend_history(qe_stats *self, gint64 now, const uint32_t used[1 + QE_N_TIERS])
 {
     gint64 second = now / G_USEC_PER_SEC;
     gint64 missing = self->n_history ? second - self->history_second : 1;
     for (gint64 i = MIN(missing, (gint64)QE_HISTORY_SECONDS); i > 0; i--) {
-        self->history[self->history_next] = i == 1 ? n_used : n_used_before;
+        memcpy(self->history[self->history_next], i == 1 ? used : self->last_used, sizeof self->last_used);
         self->history_next = (self->history_next + 1) % QE_HISTORY_SECONDS;
         self->n_history = MIN(self->n_history + 1, QE_HISTORY_SECONDS);
     }
     if (missing == 0 && self->n_history)
-        self->history[(self->history_next + QE_HISTORY_SECONDS - 1) % QE_HISTORY_SECONDS] = n_used;
+        memcpy(self->history[(self->history_next + QE_HISTORY_SECONDS - 1) % QE_HISTORY_SECONDS], used,
+            sizeof self->last_used);
     self->history_second = second;
+    memcpy(self->last_used, used, sizeof self->last_used);
+}
+
+/* Which tier shows @page: the fastest that has it. */
+static qe_tier tier_of(const qe_stats_input *input, qe_page page)
+{
+    if (input->is_host || !qe_kv_page_on_device(input->pool, page))
+        return QE_TIER_HOST;
+    return QE_TIER_GPU;
 }
 
 static void fill_cells(snapshot *s, const qe_stats_input *input)
@@ -134,7 +147,6 @@ static void fill_cells(snapshot *s, const qe_stats_input *input)
         n_cells += qe_session_n_pages(input->sessions[i].session);
     s->cells = g_new0(qe_cell, MAX(n_cells, 1));
     s->sessions = g_new0(qe_session_view, MAX(input->n_sessions, 1));
-    uint8_t tier = input->is_host ? QE_TIER_HOST : QE_TIER_GPU;
     qe_cell *cell = s->cells;
     for (uint32_t i = 0; i < input->n_sessions; i++) {
         const qe_session *session = input->sessions[i].session;
@@ -146,13 +158,18 @@ static void fill_cells(snapshot *s, const qe_stats_input *input)
             .n_tokens = qe_session_n_ids(session),
             .n_pages = qe_session_n_pages(session),
             .running = input->sessions[i].running,
+            .mode = input->sessions[i].mode,
             .cells = cell,
         };
         v->bytes = v->n_pages * qe_kv_pool_page_bytes(input->pool);
         for (uint32_t k = 0; k < v->n_pages; k++, cell++) {
             uint32_t n_refs = qe_kv_page_refs(input->pool, pages[k]);
             uint32_t begin = k * QK_PAGE_TOKENS;
+            qe_tier tier = tier_of(input, pages[k]);
+            v->n_pages_tier[tier]++;
             cell->flags = tier;
+            if (qe_kv_page_is_moving(input->pool, pages[k]))
+                cell->flags |= QE_CELL_MOVING;
             if (qe_kv_page_state(input->pool, pages[k]) == QE_PAGE_TAIL)
                 cell->flags |= QE_CELL_TAIL;
             if (n_refs > 1) {
@@ -179,29 +196,51 @@ static char *gpu_reason(void)
     return g_strdup("This build has no GPU backend.");
 }
 
+/* A tier's slots as its view. */
+static void fill_slots(qe_tier_view *view, const qe_kv_slots *slots, uint64_t page_bytes)
+{
+    view->present = true;
+    view->n_pages_used += qe_kv_slots_n_used(slots);
+    view->n_pages_max += qe_kv_slots_n_max(slots);
+    view->bytes_used = view->n_pages_used * page_bytes;
+    view->bytes_max = view->n_pages_max * page_bytes;
+    view->bytes_reserved += qe_kv_slots_n_reserved(slots) * page_bytes;
+}
+
+/* On the CPU both tiers lie in host memory and are one in the view. */
 static void fill_tiers(qe_snapshot *view, const qe_stats_input *input, char *gpu)
 {
-    view->tiers[QE_TIER_DISK].reason = g_strdup("Off");
+    qe_tier_view *host = &view->tiers[QE_TIER_HOST];
     qe_tier_view *home = &view->tiers[input->is_host || !input->pool ? QE_TIER_HOST : QE_TIER_GPU];
+    view->tiers[QE_TIER_DISK].reason = g_strdup("Off");
     if (input->pool) {
         uint64_t page_bytes = qe_kv_pool_page_bytes(input->pool);
-        home->present = true;
-        home->n_pages_used = qe_kv_pool_n_used(input->pool);
+        const qe_kv_slots *slots = qe_kv_pool_host_slots(input->pool);
+        qe_kv_counters counters;
+        qe_kv_pool_get_counters(input->pool, &counters);
+        fill_slots(home, qe_kv_pool_device_slots(input->pool), page_bytes);
         home->n_pages_shared = qe_kv_pool_n_shared(input->pool);
-        home->n_pages_max = qe_kv_pool_n_max(input->pool);
-        home->bytes_used = home->n_pages_used * page_bytes;
-        home->bytes_max = home->n_pages_max * page_bytes;
-        home->bytes_reserved = qe_kv_pool_n_reserved(input->pool) * page_bytes;
+        if (slots) {
+            fill_slots(host, slots, page_bytes);
+            host->bytes_pinned = input->is_host ? 0 : qe_kv_slots_bytes_pinned(slots);
+            host->note = g_strdup(qe_kv_slots_note(slots));
+        }
+        host->bytes_in = counters.bytes_stored;
+        host->bytes_out = counters.bytes_loaded;
+        if (home != host) {
+            home->bytes_in = counters.bytes_loaded;
+            home->bytes_out = counters.bytes_stored;
+        }
         view->page_bytes = page_bytes;
+        view->n_pages_cached = qe_kv_pool_n_cached(input->pool);
     } else {
         home->reason = g_strdup("No model is loaded.");
     }
-    if (home != &view->tiers[QE_TIER_GPU]) {
-        view->tiers[QE_TIER_GPU].reason = gpu;
-    } else {
-        g_free(gpu);
-        view->tiers[QE_TIER_HOST].reason = g_strdup("Off");
-    }
+    if (home != &view->tiers[QE_TIER_GPU])
+        view->tiers[QE_TIER_GPU].reason = g_steal_pointer(&gpu);
+    else if (!host->present)
+        host->reason = g_strdup("Off");
+    g_free(gpu);
 }
 
 static void fill_device(qe_device_view *view, const qe_stats_input *input)
@@ -237,16 +276,21 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
     if (input->pool)
         fill_cells(s, input);
     measure_rates(self, now, &s->view);
-    uint32_t n_before = self->latest ? self->latest->view.tiers[QE_TIER_HOST].n_pages_used +
-                                           self->latest->view.tiers[QE_TIER_GPU].n_pages_used
-                                     : 0;
-    uint32_t n_used = input->pool ? qe_kv_pool_n_used(input->pool) : 0;
-    extend_history(self, now, n_before, n_used);
+    uint32_t used[1 + QE_N_TIERS] = {0};
+    for (int i = 0; i < QE_N_TIERS; i++) {
+        used[1 + i] = s->view.tiers[i].n_pages_used;
+        used[0] += used[1 + i];
+    }
+    extend_history(self, now, used);
     s->view.n_history = self->n_history;
-    s->view.history = s->history;
-    for (uint32_t i = 0; i < self->n_history; i++) {
-        uint32_t at = self->history_next + QE_HISTORY_SECONDS - self->n_history + i;
-        s->history[i] = self->history[at % QE_HISTORY_SECONDS];
+    s->view.history = s->history[0];
+    for (int k = 0; k <= QE_N_TIERS; k++) {
+        if (k > 0)
+            s->view.tier_history[k - 1] = s->history[k];
+        for (uint32_t i = 0; i < self->n_history; i++) {
+            uint32_t at = self->history_next + QE_HISTORY_SECONDS - self->n_history + i;
+            s->history[k][i] = self->history[at % QE_HISTORY_SECONDS][k];
+        }
     }
     self->last_publish = now;
     self->dirty = false;

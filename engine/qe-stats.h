@@ -15,8 +15,9 @@ G_BEGIN_DECLS
 typedef struct qe_stats qe_stats;
 
 typedef struct {
-    const qe_session *session;
+    qe_session *session;
     bool running;
+    qe_cache_mode mode;
 } qe_stats_session;
 
 /* What a publication reads. */

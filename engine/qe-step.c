@@ -16,6 +16,8 @@ typedef struct {
     uint32_t n_members;
     double attended, predicted_ms;
     uint32_t n_prefill, n_decode;
+    bool heavy;
+    qe_host_path path;
     gint64 submitted; /* monotonic microseconds */
 } lane;
 
@@ -111,7 +113,7 @@ static lane *next_lane(qe_steps *self)
     return &self->lanes[(self->oldest + self->n_in_flight) & 1];
 }
 
-bool qe_steps_begin(qe_steps *self)
+bool qe_steps_begin(qe_steps *self, bool heavy, qe_host_path path)
 {
     if (self->n_in_flight == 2)
         return false;
@@ -120,8 +122,11 @@ bool qe_steps_begin(qe_steps *self)
     g_assert(l->n_members == 0);
     qk_plan *plan = qk_step_plan(l->step);
     plan->n_rows = plan->n_seqs = plan->n_pages = plan->n_outputs = 0;
+    plan->host_path = path == QE_HOST_PATH_STREAM ? QK_HOST_STREAM : QK_HOST_READ;
     l->attended = 0;
     l->n_prefill = l->n_decode = 0;
+    l->heavy = heavy;
+    l->path = path;
     return true;
 }
 
@@ -141,6 +146,35 @@ static uint32_t add_output(
     else
         output->sampling = (qk_sampling){.top_p = 1, .repetition_penalty = 1};
     return plan->n_outputs++;
+}
+
+/* Whole spans before the rows whose pages the host has all and the device has not are attended to by the CPU. */
+static bool is_outside(const qe_kv_pool *pool, const qe_page *pages, uint32_t span, uint32_t start)
+{
+    const uint32_t n = QK_SPAN_TOKENS / QK_PAGE_TOKENS;
+    if ((span + 1) * QK_SPAN_TOKENS > start)
+        return false;
+    bool any = false;
+    for (uint32_t i = span * n; i < (span + 1) * n; i++) {
+        if (!qe_kv_page_host(pool, pages[i]))
+            return false;
+        any |= !qe_kv_page_on_device(pool, pages[i]);
+    }
+    return any;
+}
+
+static void add_pages(const lane *l, qk_plan *plan, const qe_step_member *m, const qe_kv_pool *pool,
+    const qe_page *pages, uint32_t n_pages)
+{
+    const uint32_t span_pages = QK_SPAN_TOKENS / QK_PAGE_TOKENS;
+    bool on_cpu = l->heavy && l->path == QE_HOST_PATH_CPU && plan->host_pages && m->n_rows == 1;
+    for (uint32_t i = 0; i < n_pages; i++) {
+        uint32_t at = plan->n_pages + i;
+        bool outside = on_cpu && is_outside(pool, pages, i / span_pages, m->start);
+        plan->pages[at] = outside ? 0 : qe_kv_page_plan_address(pool, pages[i]);
+        if (plan->host_pages)
+            plan->host_pages[at] = outside ? qe_kv_page_host(pool, pages[i]) : NULL;
+    }
 }
 
 void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
@@ -169,8 +203,7 @@ void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *
     };
     for (uint32_t i = 0; i < m->n_rows; i++)
         plan->tokens[row + i] = ids ? (int32_t)ids[i] : ~(int32_t)slot;
-    for (uint32_t i = 0; i < n_pages; i++)
-        plan->pages[plan->n_pages + i] = qe_kv_page_address(pool, pages[i]);
+    add_pages(l, plan, m, pool, pages, n_pages);
     plan->n_pages += n_pages;
     plan->n_rows += m->n_rows;
 
@@ -231,6 +264,7 @@ bool qe_steps_wait(qe_steps *self, qe_step_done *done)
         .ms = (double)(now - MAX(l->submitted, self->last_done)) / 1000,
         .rows = qk_step_plan(l->step)->n_rows,
         .attended = l->attended,
+        .heavy = l->heavy,
         .n_prefill = l->n_prefill,
         .n_decode = l->n_decode,
     };

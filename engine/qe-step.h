@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include "engine/qe-kv-pages.h"
 #include "engine/qe-queue.h"
+#include "engine/qe.h"
 #include "kernels/qk.h"
 
 G_BEGIN_DECLS
@@ -34,6 +35,7 @@ typedef struct {
     const qk_result *result;       /* QK_OK only; valid until the next submit */
     double ms;                     /* how long the device worked on it */
     double rows, attended;
+    bool heavy;                   /* as begun */
     uint32_t n_prefill, n_decode; /* rows of prompts, of running replies */
 } qe_step_done;
 
@@ -47,8 +49,8 @@ uint32_t qe_steps_n_in_flight(const qe_steps *self);
 double qe_steps_predicted_in_flight(const qe_steps *self); /* ms */
 bool qe_steps_prefill_in_flight(const qe_steps *self);
 
-/* false when both steps are in flight. */
-bool qe_steps_begin(qe_steps *self);
+/* false when both steps are in flight. @heavy: some of its pages are off the device; @path says how they are read. */
+bool qe_steps_begin(qe_steps *self, bool heavy, qe_host_path path);
 /* @ids: [member->n_rows] known tokens; or NULL for one row that takes its token from @slot. Reads the page table of
  * @pages: n_pages = ceil((start + n_rows) / 16). @sampling: for member->samples. Fills in the member's output indices. */
 void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,

@@ -256,7 +256,7 @@ static void edit_ids(const qe_session *session, const qe_request *request, edit 
 
 /* ---- Checking and applying ---- */
 
-static bool check_edit(const qe_core *core, const edit *e, GError **error)
+static bool check_edit(const qe_core *core, const qe_timeline *t, const edit *e, GError **error)
 {
     uint32_t n = edit_end(e), vocab = qe_model_get_config(core->model)->vocab;
     if (n > core->context_max) {
@@ -264,7 +264,7 @@ static bool check_edit(const qe_core *core, const edit *e, GError **error)
             "The prompt has %u tokens, the context holds %u", n, core->context_max);
         return false;
     }
-    if (n > core->capacity) {
+    if (n > qe_core_capacity(core, t)) {
         uint32_t n_pages = (n + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
         uint64_t page_bytes = qe_kv_pool_page_bytes(core->pool);
         g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
@@ -322,7 +322,7 @@ bool qe_turn_prepare(qe_core *core, qe_timeline *t, qe_request *request, GError 
     else if (request->whole_history ? !edit_history(core, t->session, request, &e, error)
                                     : !edit_new_turn(core, t->session, request, &e, error))
         return false;
-    if (!check_edit(core, &e, error))
+    if (!check_edit(core, t, &e, error))
         return false;
     apply_edit(t, &e);
 
@@ -330,7 +330,7 @@ bool qe_turn_prepare(qe_core *core, qe_timeline *t, qe_request *request, GError 
     request->n_stripped = e.n_stripped;
     request->receipt.n_prompt = request->n_prompt;
     request->receipt.first_mismatch = e.cut < n_before ? (int64_t)e.cut : -1;
-    uint32_t room = core->capacity - request->n_prompt;
+    uint32_t room = qe_core_capacity(core, t) - request->n_prompt;
     request->max_is_context = request->max_tokens == 0 || request->max_tokens > room;
     request->n_generate_max = request->max_is_context ? room : request->max_tokens;
     return true;
