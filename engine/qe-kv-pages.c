@@ -91,6 +91,7 @@ static void free_arrays(qe_kv_pool *pool)
     qe_free_map_free(&pool->free_pages);
     g_hash_table_remove_all(pool->index);
     pool->oldest_cached = pool->newest_cached = QE_PAGE_NONE;
+    pool->pages_room = 0;
     pool->n_pages = pool->n_tail = pool->n_sealed = pool->n_shared = pool->n_dying = pool->n_cached = 0;
     g_array_set_size(pool->to_store, 0);
     g_array_set_size(pool->to_load, 0);
@@ -223,18 +224,18 @@ static qe_page page_new(qe_kv_pool *pool, qe_slot slot)
 {
     qe_page page = qe_free_map_lowest(&pool->free_pages);
     if (page == UINT32_MAX) {
-        uint32_t n = MAX(64, pool->n_pages + pool->n_pages / 2);
-        qe_free_map_resize(&pool->free_pages, n);
-        pool->pages = g_renew(qe_page_info, pool->pages, n);
-        memset(pool->pages + pool->n_pages, 0, (n - pool->n_pages) * sizeof *pool->pages);
-        for (uint32_t i = pool->n_pages; i < n; i++)
-            qe_free_map_add(&pool->free_pages, i);
-        pool->n_pages = n;
-        page = qe_free_map_lowest(&pool->free_pages);
+        if (pool->n_pages == pool->pages_room) {
+            pool->pages_room = MAX(64, pool->pages_room + pool->pages_room / 2);
+            pool->pages = g_renew(qe_page_info, pool->pages, pool->pages_room);
+            qe_free_map_resize(&pool->free_pages, pool->pages_room);
+        }
+        page = pool->n_pages++;
+        pool->pages[page] = (qe_page_info){0};
+    } else {
+        qe_free_map_remove(&pool->free_pages, page);
     }
     qe_page_info *info = info_of(pool, page);
     g_assert(info->state == QE_PAGE_FREE && info->n_refs == 0);
-    qe_free_map_remove(&pool->free_pages, page);
     *info = (qe_page_info){
         .n_refs = 1,
         .state = QE_PAGE_TAIL,
@@ -294,8 +295,9 @@ bool qe_kv_page_alloc_run(qe_kv_pool *pool, uint32_t n, qe_page *out, GError **e
     qe_slot first;
     g_autoptr(GError) local = NULL;
     if (!qe_kv_slots_take_run(pool->device, n, &first, &local)) {
-        if (!g_error_matches(local, QE_ERROR, QE_ERROR_NO_MEMORY) ||
-            qe_kv_pool_evict_cached(pool, UINT32_MAX) == 0) {
+        bool room = g_error_matches(local, QE_ERROR, QE_ERROR_NO_MEMORY) &&
+                    (qe_kv_pool_evict_cached(pool, UINT32_MAX) > 0) + (qe_kv_pool_trim(pool, 0) > 0);
+        if (!room) {
             g_propagate_error(error, g_steal_pointer(&local));
             return false;
         }

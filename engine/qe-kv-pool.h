@@ -44,7 +44,8 @@ struct qe_kv_pool {
     qe_kv_slots *host; /* NULL: none */
     qe_page_key seed;
 
-    qe_page_info *pages; /* [n_pages] */
+    qe_page_info *pages; /* [pages_room]; those below n_pages were used at some time */
+    uint32_t pages_room;
     uint32_t n_pages, n_tail, n_sealed, n_shared, n_dying;
     qe_free_map free_pages;
 

@@ -139,8 +139,8 @@ static void add_slab(qe_kv_slots *self, slab *s)
     self->n_cap = self->p.n_max;
 }
 
-/* How many slots the next slab may have; 0: the budget is used up. Counts them in the ledger. */
-static uint32_t slab_allowance(qe_kv_slots *self, uint32_t wanted, bool all_or_nothing)
+/* How many slots the next slab may have, at least @least; 0: the budget is used up. Counts them in the ledger. */
+static uint32_t slab_allowance(qe_kv_slots *self, uint32_t wanted, uint32_t least)
 {
     uint32_t n = self->p.n_max > self->n_reserved ? MIN(wanted, self->p.n_max - self->n_reserved) : 0;
     qe_kv_ledger *ledger = self->p.ledger;
@@ -148,7 +148,7 @@ static uint32_t slab_allowance(qe_kv_slots *self, uint32_t wanted, bool all_or_n
         uint64_t left = ledger->bytes_max > ledger->bytes_taken ? ledger->bytes_max - ledger->bytes_taken : 0;
         n = (uint32_t)MIN(n, left / self->p.slot_bytes);
     }
-    if (all_or_nothing && n < wanted)
+    if (n < least)
         n = 0;
     if (ledger)
         ledger->bytes_taken += slab_bytes(self, n);
@@ -164,6 +164,10 @@ static void give_allowance_back(qe_kv_slots *self, uint32_t n)
 static qk_status make_slab(qe_kv_slots *self, slab *s, char *reason, gsize reason_size)
 {
     uint64_t bytes = slab_bytes(self, s->n_slots);
+    if (self->p.slot_bytes > UINT64_MAX / s->n_slots) {
+        g_strlcpy(reason, "size overflows", reason_size);
+        return QK_NO_MEMORY;
+    }
     if (self->p.memory == QK_MEMORY_DEVICE) {
         qk_status status = qk_buffer_new(self->p.backend, QK_MEMORY_DEVICE, bytes, &s->buffer);
         if (status != QK_OK)
@@ -188,16 +192,16 @@ static qk_status make_slab(qe_kv_slots *self, slab *s, char *reason, gsize reaso
     return status;
 }
 
-/* Adds one slab of up to @wanted slots now. */
-static bool grow(qe_kv_slots *self, uint32_t wanted, bool all_or_nothing, GError **error)
+/* Adds one slab of up to @wanted slots now, and at least @least. */
+static bool grow(qe_kv_slots *self, uint32_t wanted, uint32_t least, GError **error)
 {
     const char *where = self->p.memory == QK_MEMORY_DEVICE ? "" : "host ";
-    uint32_t n = slab_allowance(self, wanted, all_or_nothing);
+    uint32_t n = slab_allowance(self, wanted, least);
     if (n == 0) {
-        if (all_or_nothing)
+        if (least > 1)
             g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
                 "no %u KV %spages of %" G_GUINT64_FORMAT " bytes in a row: %u are in use and the limit is %u",
-                wanted, where, self->p.slot_bytes, self->n_used, self->p.n_max);
+                least, where, self->p.slot_bytes, self->n_used, self->p.n_max);
         else
             g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
                 "no KV %spage left: all %u pages of %" G_GUINT64_FORMAT
@@ -237,7 +241,7 @@ void qe_kv_slots_prepare(qe_kv_slots *self, uint32_t n_free)
     if (!self->p.background || self->making || !self->p.backend || qe_kv_slots_n_free(self) >= n_free ||
         self->n_cap < self->p.n_max)
         return;
-    uint32_t n = slab_allowance(self, self->p.slab_slots, false);
+    uint32_t n = slab_allowance(self, self->p.slab_slots, 1);
     if (n == 0)
         return;
     self->making = g_new0(maker, 1);
@@ -305,7 +309,7 @@ void qe_kv_slots_free(qe_kv_slots *self)
 
 bool qe_kv_slots_warm(qe_kv_slots *self, GError **error)
 {
-    return self->slabs->len > 0 || grow(self, self->p.slab_slots, false, error);
+    return self->slabs->len > 0 || grow(self, self->p.slab_slots, 1, error);
 }
 
 static bool slab_is_free(const qe_kv_slots *self, const slab *s)
@@ -406,7 +410,7 @@ bool qe_kv_slots_take(qe_kv_slots *self, qe_slot *out, GError **error)
                 g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY, "no KV host page is free now");
                 return false;
             }
-        } else if (!grow(self, self->p.slab_slots, false, error)) {
+        } else if (!grow(self, self->p.slab_slots, 1, error)) {
             return false;
         } else {
             slot = qe_free_map_lowest(&self->map);
@@ -438,9 +442,9 @@ bool qe_kv_slots_take_run(qe_kv_slots *self, uint32_t n, qe_slot *first, GError 
     g_assert(n > 0);
     qe_slot slot = self->n_used + (uint64_t)n <= self->p.n_max ? find_run(self, n) : QE_SLOT_NONE;
     if (slot == QE_SLOT_NONE) {
-        if (!grow(self, n, true, error))
+        if (!grow(self, MAX(n, self->p.slab_slots), n, error))
             return false;
-        slot = self->n_reserved - n;
+        slot = slab_at(self, self->slabs->len - 1)->first;
     }
     for (uint32_t i = 0; i < n; i++)
         qe_free_map_remove(&self->map, slot + i);

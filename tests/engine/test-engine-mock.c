@@ -48,7 +48,7 @@ static void test_same_bits(void)
         clear_all(got);
         const qe_snapshot *s = qe_engine_dup_snapshot(engine);
         g_assert_true(s->tiers[QE_TIER_GPU].present);
-        g_assert_false(s->tiers[QE_TIER_HOST].present);
+        g_assert_true(s->tiers[QE_TIER_HOST].present); /* a card has a host tier by default */
         qe_snapshot_unref(s);
         qe_engine_free(engine);
     }
@@ -160,7 +160,8 @@ static void test_lost(void)
                 g_assert_no_error(error);
                 et_generate(engine, &params, &got[i]);
                 g_assert_no_error(got[i].error);
-                g_assert_cmpuint(got[i].receipt.n_reused, ==, 0);
+                /* Only what the host had a copy of, in whole pages, outlives the device. */
+                g_assert_cmpuint(got[i].receipt.n_reused % 16, ==, 0);
             }
             et_assert_same(&got[i], &want[i]);
         }

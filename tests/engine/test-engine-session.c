@@ -92,7 +92,7 @@ static void must_hold_ids(fixture *f, qe_session *s)
 static void must_check(fixture *f, qe_session *const *sessions, uint32_t n)
 {
     g_autoptr(GError) error = NULL;
-    g_autofree uint32_t *n_entries = g_new0(uint32_t, qe_kv_pool_n_reserved(f->pool) + 1);
+    g_autofree uint32_t *n_entries = g_new0(uint32_t, qe_kv_pool_n_pages(f->pool) + 1);
     for (uint32_t i = 0; i < n; i++) {
         if (sessions[i] == NULL)
             continue;
@@ -488,13 +488,16 @@ static void test_check_fails(void)
     g_assert_false(qe_session_check(s, &error));
     g_assert_nonnull(strstr(error->message, "twice"));
     g_clear_error(&error);
-    raw[1] = 7; /* a page that nobody allocated */
+    qe_page gone;
+    g_assert_true(qe_kv_page_alloc(f.pool, &gone, NULL));
+    qe_kv_page_unref(f.pool, gone);
+    raw[1] = gone; /* a page that nobody holds */
     g_assert_false(qe_session_check(s, &error));
     g_assert_nonnull(strstr(error->message, "FREE"));
     g_clear_error(&error);
     raw[1] = 10; /* no page at all */
     g_assert_false(qe_session_check(s, &error));
-    g_assert_nonnull(strstr(error->message, "of 10"));
+    g_assert_nonnull(strstr(error->message, "names page 10 of 4"));
     raw[1] = 1;
     must_check(&f, &s, 1);
     qe_session_free(s);

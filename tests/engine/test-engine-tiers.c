@@ -1,0 +1,417 @@
+/* test-engine-tiers.c: cache modes and tiers change where pages are, never what is said. The same conversation in every
+ * mode, on the CPU and on the mock card, with room for everything and with hardly any on the device; what sharing,
+ * restoring, losing the device and closing do is told by receipts. */
+#include <string.h>
+#include "kernels/qk-mock.h"
+#include "tests/engine/engine-test.h"
+
+#define PAGE_BYTES (16u * 2 * 8 * 2 * 64 * 2) /* tokens, K and V, layers, kv heads, head_dim, bf16 */
+#define N_TURNS    5u
+#define N_TOKENS   20u
+
+static const char *const questions[N_TURNS] = {"Tell me a long story about a cat and a mouse.",
+    "My name is Mira.", "What is a KV cache?", "What is my name?", "Tell me another story, please."};
+
+static qk_mock_options mock_options;
+
+static qk_status open_mock(void *user, qk_backend **out, char *error, size_t error_size)
+{
+    return qk_mock_open(&mock_options, out, error, error_size);
+}
+
+static qe_engine *engine_with(uint32_t n_device, uint32_t n_host)
+{
+    return et_engine_new(&(qe_engine_options){
+        .kv_bytes_max = (uint64_t)n_device * PAGE_BYTES,
+        .host_bytes_max = n_host ? (uint64_t)n_host * PAGE_BYTES : 1,
+        .ring_bytes = 1 << 20,
+        .step_rows_max = 64,
+    });
+}
+
+static qe_session_id open_mode(qe_engine *engine, qe_cache_mode mode, uint32_t gpu_tokens)
+{
+    g_autoptr(GError) error = NULL;
+    qe_session_options options;
+    qe_session_options_init(&options);
+    options.cache.mode = mode;
+    options.cache.hot_cache_length = gpu_tokens;
+    qe_session_id id = qe_engine_open_session_with(engine, &options, &error);
+    g_assert_no_error(error);
+    return id;
+}
+
+static void ask(qe_engine *engine, qe_session_id session, const char *text, et_result *r)
+{
+    qe_message message;
+    qe_generate_params params = et_user(session, text, &message);
+    params.max_tokens = N_TOKENS;
+    params.ignore_eos = true;
+    et_generate(engine, &params, r);
+    g_assert_no_error(r->error);
+}
+
+static void clear_all(et_result *results)
+{
+    for (guint i = 0; i < N_TURNS; i++)
+        et_result_clear(&results[i]);
+}
+
+static void talk(qe_engine *engine, qe_session_id session, et_result *results)
+{
+    for (guint i = 0; i < N_TURNS; i++)
+        ask(engine, session, questions[i], &results[i]);
+}
+
+/* The raw logits after each of the last 40 tokens of @ids in a session of @mode, computed in two pieces. */
+static float *logits_of(qe_engine *engine, qe_session_id session, const GArray *ids)
+{
+    g_autoptr(GError) error = NULL;
+    qe_engine_status status;
+    qe_engine_get_status(engine, &status);
+    uint32_t n = ids->len, first = n - 40;
+    float *out = g_new(float, (gsize)(n - first) * status.model->vocab);
+    bool ok =
+        qe_engine_eval(engine, session, (const uint32_t *)(const void *)ids->data, n, first, out, &error);
+    g_assert_no_error(error);
+    g_assert_true(ok);
+    qe_engine_status_clear(&status);
+    return out;
+}
+
+static GArray *some_ids(uint32_t n, uint32_t seed)
+{
+    GArray *ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_autoptr(GRand) rand = g_rand_new_with_seed(seed);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = (uint32_t)g_rand_int_range(rand, 10, 2000);
+        g_array_append_val(ids, id);
+    }
+    return ids;
+}
+
+typedef struct {
+    qe_cache_mode mode;
+    uint32_t gpu_tokens, n_device, n_host;
+} setup;
+
+static const setup setups[] = {
+    {QE_CACHE_REBUILD, 0, 4000, 0},
+    {QE_CACHE_REBUILD, 0, 60, 0}, /* the run has to move within little room */
+    {QE_CACHE_PAGED, 0, 4000, 0},
+    {QE_CACHE_SESSION, 0, 4000, 0},
+    {QE_CACHE_TIERED, 0, 4000, 4000},
+    {QE_CACHE_TIERED, 0, 24, 400},   /* less than the conversation needs */
+    {QE_CACHE_TIERED, 64, 400, 400}, /* capped: pages go to the host after every step */
+    {QE_CACHE_TIERED, 320, 24, 400},
+};
+
+static void same_in_all_modes(const char *backend)
+{
+    et_result want[N_TURNS] = {0}, got[N_TURNS] = {0};
+    et_set_backend(NULL, NULL);
+    g_autoptr(GArray) ids = some_ids(450, 7);
+    qe_engine *engine = engine_with(4000, 0);
+    qe_session_id session = open_mode(engine, QE_CACHE_SESSION, 0);
+    talk(engine, session, want);
+    qe_engine_status status;
+    qe_engine_get_status(engine, &status);
+    gsize logits_bytes = 40 * (gsize)status.model->vocab * sizeof(float);
+    qe_engine_status_clear(&status);
+    g_autofree float *want_logits = logits_of(engine, open_mode(engine, QE_CACHE_SESSION, 0), ids);
+    qe_engine_free(engine);
+
+    bool mock = strcmp(backend, "mock") == 0;
+    et_set_backend(mock ? open_mock : NULL, NULL);
+    for (guint k = 0; k < G_N_ELEMENTS(setups); k++) {
+        const setup *s = &setups[k];
+        mock_options = (qk_mock_options){.seed = k, .delay_us_max = 300, .n_threads = 2};
+        engine = engine_with(s->n_device, s->n_host);
+        session = open_mode(engine, s->mode, s->gpu_tokens);
+        talk(engine, session, got);
+        uint32_t n_before = 0, n_host = 0;
+        for (guint i = 0; i < N_TURNS; i++) {
+            const qe_receipt *r = &got[i].receipt;
+            et_assert_same(&want[i], &got[i]);
+            g_assert_cmpint(r->mode, ==, s->mode);
+            bool keeps = s->mode != QE_CACHE_REBUILD && s->mode != QE_CACHE_PAGED;
+            g_assert_cmpuint(r->n_reused, ==, keeps ? n_before : 0);
+            g_assert_cmpuint(r->n_new, ==, r->n_prompt - r->n_reused);
+            if (i > 0)
+                g_assert_cmpint(r->mismatch, ==, keeps ? QE_MISMATCH_NONE : QE_MISMATCH_MODE);
+            n_before = r->n_prompt + r->n_generated - 1;
+            n_host += r->n_on_host;
+        }
+        if (s->n_device == 24 || s->gpu_tokens)
+            g_assert_cmpuint(n_host, >, 0);
+        clear_all(got);
+        g_autofree float *logits = logits_of(engine, open_mode(engine, s->mode, s->gpu_tokens), ids);
+        g_assert_cmpmem(logits, logits_bytes, want_logits, logits_bytes);
+        qe_engine_free(engine);
+    }
+    clear_all(want);
+}
+
+static void test_same_cpu(void)
+{
+    same_in_all_modes("cpu");
+}
+
+static void test_same_mock(void)
+{
+    same_in_all_modes("mock");
+}
+
+/* More conversations than the device holds: they go to the host when idle and come back; nothing is computed again. */
+static void many_conversations(bool mock)
+{
+    enum { N = 6 };
+    et_result want[N][N_TURNS] = {0};
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(4000, 0);
+    for (guint i = 0; i < N; i++) {
+        qe_session_id s = open_mode(engine, QE_CACHE_SESSION, 0);
+        for (guint t = 0; t < N_TURNS; t++)
+            ask(engine, s, questions[(t + i) % N_TURNS], &want[i][t]);
+    }
+    qe_engine_free(engine);
+
+    et_set_backend(mock ? open_mock : NULL, NULL);
+    mock_options = (qk_mock_options){.seed = 3, .delay_us_max = 200, .n_threads = 2};
+    engine = engine_with(40, 600);
+    qe_session_id sessions[N];
+    for (guint i = 0; i < N; i++)
+        sessions[i] = open_mode(engine, QE_CACHE_AUTO, 0);
+    uint32_t n_restored = 0;
+    for (guint t = 0; t < N_TURNS; t++) {
+        for (guint i = 0; i < N; i++) {
+            g_auto(et_result) r = {0};
+            ask(engine, sessions[i], questions[(t + i) % N_TURNS], &r);
+            et_assert_same(&want[i][t], &r);
+            g_assert_cmpint(r.receipt.mode, ==, QE_CACHE_TIERED);
+            g_assert_cmpuint(r.receipt.n_recomputed, ==, 0);
+            g_assert_cmpint(r.receipt.mismatch, ==, QE_MISMATCH_NONE);
+            n_restored += r.receipt.n_restored_host;
+        }
+    }
+    g_assert_cmpuint(n_restored, >, 0);
+    qe_engine_free(engine);
+    for (guint i = 0; i < N; i++)
+        clear_all(want[i]);
+}
+
+static void test_many_cpu(void)
+{
+    many_conversations(false);
+}
+
+static void test_many_mock(void)
+{
+    many_conversations(true);
+}
+
+/* The same long prompt in several sessions is computed once; one that does not use the cache computes it itself. */
+static void test_shared(void)
+{
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(400, 0);
+    g_autoptr(GArray) ids = some_ids(200, 11);
+    for (int i = 0; i < 4; i++) {
+        g_autoptr(GError) error = NULL;
+        qe_session_options options;
+        qe_session_options_init(&options);
+        options.cache.use_cache = i != 2;
+        qe_session_id session = qe_engine_open_session_with(engine, &options, &error);
+        g_assert_no_error(error);
+        qe_generate_params params;
+        qe_generate_params_init(&params, NULL);
+        params.session = session;
+        params.ids = (const uint32_t *)(const void *)ids->data;
+        params.n_ids = ids->len;
+        params.max_tokens = 4;
+        g_auto(et_result) r = {0};
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        bool finds = i == 1 || i == 3;
+        g_assert_cmpuint(r.receipt.n_reused, ==, finds ? 192 : 0);
+        g_assert_cmpuint(r.receipt.n_shared, ==, finds ? 192 : 0);
+    }
+    qe_engine_free(engine);
+}
+
+/* Ids are compared: a page is found by what it holds, not only by where the chain was. */
+static void test_not_shared(void)
+{
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(400, 0);
+    g_autoptr(GArray) ids = some_ids(100, 11);
+    for (int i = 0; i < 2; i++) {
+        if (i == 1)
+            g_array_index(ids, uint32_t, 3)++;
+        qe_generate_params params;
+        qe_generate_params_init(&params, NULL);
+        params.session = open_mode(engine, QE_CACHE_SESSION, 0);
+        params.ids = (const uint32_t *)(const void *)ids->data;
+        params.n_ids = ids->len;
+        params.max_tokens = 2;
+        g_auto(et_result) r = {0};
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        g_assert_cmpuint(r.receipt.n_reused, ==, 0);
+    }
+    qe_engine_free(engine);
+}
+
+/* A closed conversation's pages stay findable in the lower tier, are the first to go, and never come up in another. */
+static void test_closed(void)
+{
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(60, 60);
+    g_autoptr(GArray) ids = some_ids(200, 5);
+    for (int i = 0; i < 3; i++) {
+        qe_session_id session = open_mode(engine, QE_CACHE_TIERED, 0);
+        qe_generate_params params;
+        qe_generate_params_init(&params, NULL);
+        params.session = session;
+        params.ids = (const uint32_t *)(const void *)ids->data;
+        params.n_ids = ids->len;
+        params.max_tokens = 4;
+        g_auto(et_result) r = {0};
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        g_assert_cmpuint(r.receipt.n_reused, ==, i == 1 ? 192 : 0);
+        qe_engine_close_session(engine, session);
+        if (i == 1) { /* fills all tiers: the cached pages go */
+            g_autoptr(GArray) other = some_ids(900, 6);
+            session = open_mode(engine, QE_CACHE_TIERED, 0);
+            params.session = session;
+            params.ids = (const uint32_t *)(const void *)other->data;
+            params.n_ids = other->len;
+            g_auto(et_result) q = {0};
+            et_generate(engine, &params, &q);
+            g_assert_no_error(q.error);
+            g_assert_cmpuint(q.receipt.n_reused, ==, 0);
+            qe_engine_close_session(engine, session);
+            ids = (g_array_unref(ids), some_ids(200, 55));
+        }
+    }
+    qe_engine_free(engine);
+}
+
+/* A lost device takes the device's pages alone: what the host has is used again after the recovery. */
+static void test_lost(void)
+{
+    g_autoptr(GError) error = NULL;
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 1, .n_threads = 2};
+    qe_engine *engine = engine_with(200, 400);
+    qe_session_id session = open_mode(engine, QE_CACHE_TIERED, 0);
+    g_auto(et_result) a = {0};
+    g_auto(et_result) b = {0};
+    ask(engine, session, questions[0], &a);
+    mock_options.lose_at = 12;
+    qe_engine_free(engine);
+
+    engine = engine_with(200, 400);
+    session = open_mode(engine, QE_CACHE_TIERED, 0);
+    qe_message message;
+    qe_generate_params params = et_user(session, questions[0], &message);
+    params.max_tokens = 200;
+    params.ignore_eos = true;
+    et_generate(engine, &params, &b);
+    g_assert_error(b.error, QE_ERROR, QE_ERROR_DEVICE_LOST);
+    mock_options.lose_at = 0;
+    qe_engine_status status = {0};
+    do {
+        qe_engine_status_clear(&status);
+        qe_engine_get_status(engine, &status);
+    } while (status.state != QE_ENGINE_LOST);
+    qe_engine_status_clear(&status);
+    qe_engine_recover(engine);
+    qe_engine_wait_ready(engine, &error);
+    g_assert_no_error(error);
+    et_result_clear(&b);
+    params.keep_messages = 0;
+    params.max_tokens = N_TOKENS;
+    et_generate(engine, &params, &b);
+    g_assert_no_error(b.error);
+    et_assert_same(&a, &b);
+    qe_engine_free(engine);
+}
+
+static void test_config(void)
+{
+    qe_cache_config c;
+    g_autoptr(GError) error = NULL;
+    qe_cache_config_init(&c);
+    g_assert_true(qe_cache_config_check(&c, &error));
+    qe_cache_config_init_article(&c);
+    g_assert_true(qe_cache_config_check(&c, &error));
+    g_assert_no_error(error);
+    c.block_size = 32;
+    g_assert_false(qe_cache_config_check(&c, &error));
+    g_assert_nonnull(strstr(error->message, "block_size is 32; expected 16"));
+    g_clear_error(&error);
+    qe_cache_config_init(&c);
+    c.mode = QE_CACHE_SESSION;
+    c.hot_cache_length = 2048;
+    g_assert_false(qe_cache_config_check(&c, &error));
+    g_assert_nonnull(strstr(error->message, "hot_cache_length"));
+    g_clear_error(&error);
+    for (int i = 0; i < QE_N_CACHE_MODES; i++) {
+        qe_cache_mode mode;
+        g_assert_true(qe_cache_mode_parse(qe_cache_mode_name((qe_cache_mode)i), &mode, &error));
+        g_assert_cmpint(mode, ==, i);
+    }
+    qe_cache_mode mode;
+    g_assert_false(qe_cache_mode_parse("fast", &mode, &error));
+    g_assert_nonnull(strstr(error->message, "\"fast\""));
+}
+
+/* Changing the mode between turns keeps the text; what the new mode cannot use is computed again, and the receipt says so. */
+static void test_change(void)
+{
+    static const qe_cache_mode order[N_TURNS] = {
+        QE_CACHE_SESSION, QE_CACHE_TIERED, QE_CACHE_REBUILD, QE_CACHE_SESSION, QE_CACHE_PAGED};
+    et_result want[N_TURNS] = {0};
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(400, 400);
+    talk(engine, open_mode(engine, QE_CACHE_SESSION, 0), want);
+    qe_session_id session = open_mode(engine, order[0], 0);
+    for (guint i = 0; i < N_TURNS; i++) {
+        g_autoptr(GError) error = NULL;
+        g_auto(et_result) r = {0};
+        qe_cache_config config;
+        qe_cache_config_init(&config);
+        config.mode = order[i];
+        config.use_cache = false;
+        while (!qe_engine_set_cache(engine, session, &config, &error)) {
+            g_assert_error(error, QE_ERROR,
+                QE_ERROR_BUSY); /* the end of a reply comes a moment before the session is free */
+            g_clear_error(&error);
+        }
+        ask(engine, session, questions[i], &r);
+        et_assert_same(&want[i], &r);
+        g_assert_cmpint(r.receipt.mode, ==, order[i]);
+        g_assert_cmpint(r.receipt.mismatch, ==, i >= 2 ? QE_MISMATCH_MODE : QE_MISMATCH_NONE);
+        g_assert_true((r.receipt.n_reused > 0) == (i == 1));
+    }
+    qe_engine_free(engine);
+    clear_all(want);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/engine/tiers/config", test_config);
+    g_test_add_func("/engine/tiers/same/cpu", test_same_cpu);
+    g_test_add_func("/engine/tiers/same/mock", test_same_mock);
+    g_test_add_func("/engine/tiers/many/cpu", test_many_cpu);
+    g_test_add_func("/engine/tiers/many/mock", test_many_mock);
+    g_test_add_func("/engine/tiers/shared", test_shared);
+    g_test_add_func("/engine/tiers/not-shared", test_not_shared);
+    g_test_add_func("/engine/tiers/closed", test_closed);
+    g_test_add_func("/engine/tiers/lost", test_lost);
+    g_test_add_func("/engine/tiers/change", test_change);
+    return g_test_run();
+}
