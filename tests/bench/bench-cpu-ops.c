@@ -346,6 +346,19 @@ static qk_kv_layout page_layout(const bench_case *c)
     return layout;
 }
 
+/* The pool's bytes are any int8 values; their scales become 2^-10, so that scores are of ordinary size. */
+static void fill_scales(const bench_case *c)
+{
+    const qk_kv_layout l = page_layout(c);
+    for (size_t page = 0; c->dtype == QK_I8 && page < (size_t)c->n_copies * SPAN_PAGES; page++)
+        for (uint32_t slice = 0; slice < 2 * KV_HEADS; slice++)
+            for (uint32_t t = 0; t < QK_PAGE_TOKENS; t++) {
+                const qk_f16 scale = 0x1400;
+                memcpy(pool + page * l.page_bytes + slice * l.v_offset + l.scale_offset + 2 * t, &scale,
+                    sizeof scale);
+            }
+}
+
 /* Page-major pages of one layer of 8 kv heads in a scattered order; threads share the heads. */
 static void attend_work(const void *arg, int thread, int n_threads)
 {
@@ -396,6 +409,7 @@ static void attend_case(qk_dtype dtype, uint32_t head_dim, uint32_t n_q, uint32_
     c.n_turns = 1;
     c.flops = flops * c.n_copies;
     c.bytes = bytes * c.n_copies;
+    fill_scales(&c);
     c.tokens = (double)n_rows * QK_SPAN_TOKENS * c.n_copies;
     run_case(&c);
 }
