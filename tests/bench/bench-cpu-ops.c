@@ -6,6 +6,9 @@
  * as the op: a plain read loop over the same memory (GB/s), and dependent FMAs held in registers (GFLOP/s). Each of
  * the three is timed once a round, for some milliseconds; the best round counts. A share is best over best.
  *
+ * Attention is timed over bf16 and over int8 pages, whose bytes include the scales. Its Mtok/s are cached tokens that a
+ * row attended to, each with its K and V of 8 kv heads of one layer: what both kinds of pages have in common.
+ *
  * Weights and pages lie in more memory than caches hold, except for the cases named "cached". Flops: 2 for each
  * multiply-add. Bytes: weights, or K and V, once a call; --json prints one object a line and nothing else. */
 #include <math.h>
@@ -260,23 +263,29 @@ typedef struct {
         n_copies; /* operands of a sample lie side by side in the pool: how many, and how often all of them */
     uint32_t n_turns;
     uint32_t head_dim;
+    qk_dtype dtype; /* of attention's pages */
+    double tokens;  /* of attention, in one sample: rows times keys */
 } bench_case;
 
 static void report(const bench_case *c, double seconds, double read_rate, double fma_rate)
 {
     const double gflops = c->flops / seconds * 1e-9, gbytes = c->bytes / seconds * 1e-9;
     const double read_share = 100 * gbytes * 1e9 / read_rate, fma_share = 100 * gflops * 1e9 / fma_rate;
+    const double mtokens = c->tokens / seconds * 1e-6;
     if (json) {
         printf("{\"op\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"rows\":%u,\"n_in\":%u,\"n_out\":%u,\"gflops\":"
                "%.2f,"
                "\"gbytes_per_s\":%.2f,\"read_gbytes_per_s\":%.2f,\"fma_gflops\":%.2f,\"read_share\":%.3f,"
-               "\"fma_share\":%.3f}\n",
+               "\"fma_share\":%.3f,\"mtokens_per_s\":%.3f}\n",
             c->name, ops->name, team.n_threads, c->n_rows, c->n_in, c->n_out, gflops, gbytes,
-            read_rate * 1e-9, fma_rate * 1e-9, read_share / 100, fma_share / 100);
+            read_rate * 1e-9, fma_rate * 1e-9, read_share / 100, fma_share / 100, mtokens);
     } else {
-        printf("%-20s %5u %5u %6u %3d  %8.1f %5.1f%%  %8.1f %5.1f%%  (%.1f GB/s, %.1f GFLOP/s)\n", c->name,
+        printf("%-20s %5u %5u %6u %3d  %8.1f %5.1f%%  %8.1f %5.1f%%  (%.1f GB/s, %.1f GFLOP/s)", c->name,
             c->n_rows, c->n_in, c->n_out, team.n_threads, gbytes, read_share, gflops, fma_share,
             read_rate * 1e-9, fma_rate * 1e-9);
+        if (c->tokens > 0)
+            printf("  %.2f Mtok/s", mtokens);
+        printf("\n");
     }
     fflush(stdout);
 }
@@ -327,12 +336,34 @@ static void matmul_case(const char *name, uint32_t n_rows, uint32_t n_in, uint32
     run_case(&c);
 }
 
-/* Pages of one layer of 8 kv heads, [8][K|V][16][head_dim] bf16, in a scattered order; threads share the heads. */
+enum { KV_HEADS = 8, SPAN_PAGES = QK_SPAN_TOKENS / QK_PAGE_TOKENS };
+
+static qk_kv_layout page_layout(const bench_case *c)
+{
+    const qk_shape shape = {.n_layers = 1, .n_kv_heads = KV_HEADS, .head_dim = c->head_dim};
+    qk_kv_layout layout;
+    qk_kv_layout_page_major(&shape, c->dtype, &layout);
+    return layout;
+}
+
+/* The pool's bytes are any int8 values; their scales become 2^-10, so that scores are of ordinary size. */
+static void fill_scales(const bench_case *c)
+{
+    const qk_kv_layout l = page_layout(c);
+    for (size_t page = 0; c->dtype == QK_I8 && page < (size_t)c->n_copies * SPAN_PAGES; page++)
+        for (uint32_t slice = 0; slice < 2 * KV_HEADS; slice++)
+            for (uint32_t t = 0; t < QK_PAGE_TOKENS; t++) {
+                const qk_f16 scale = 0x1400;
+                memcpy(pool + page * l.page_bytes + slice * l.v_offset + l.scale_offset + 2 * t, &scale,
+                    sizeof scale);
+            }
+}
+
+/* Page-major pages of one layer of 8 kv heads in a scattered order; threads share the heads. */
 static void attend_work(const void *arg, int thread, int n_threads)
 {
     const bench_case *c = arg;
-    enum { KV_HEADS = 8, SPAN_PAGES = QK_SPAN_TOKENS / QK_PAGE_TOKENS };
-    const size_t slice = (size_t)QK_PAGE_TOKENS * c->head_dim * sizeof(qk_bf16);
+    const qk_kv_layout layout = page_layout(c);
     const uint32_t n_q = c->n_out;
     float *scratch = aligned_alloc(64, qk_cpu_attend_scratch_floats(n_q, c->head_dim) * sizeof(float));
     const float *q[QK_CPU_ATTEND_ROWS_MAX];
@@ -350,30 +381,36 @@ static void attend_work(const void *arg, int thread, int n_threads)
                 const void *k[SPAN_PAGES], *v[SPAN_PAGES];
                 for (uint32_t p = 0; p < SPAN_PAGES; p++) {
                     size_t page = ((size_t)i * SPAN_PAGES + p) * 7919u % ((size_t)c->n_copies * SPAN_PAGES);
-                    k[p] = pool + page * KV_HEADS * 2 * slice + head * 2 * slice;
-                    v[p] = (const char *)k[p] + slice;
+                    k[p] = pool + page * layout.page_bytes + head * layout.head_stride;
+                    v[p] = (const char *)k[p] + layout.v_offset;
                 }
-                qk_cpu_attend a = {k, v, c->head_dim * sizeof(qk_bf16), c->head_dim, n_q, c->n_rows, n_keys,
-                    q, 1.0f / sqrtf((float)c->head_dim), out, lse, scratch};
-                ops->attend_bf16(&a);
+                qk_cpu_attend a = {k, v, layout.token_stride, c->head_dim, n_q, c->n_rows, n_keys, q,
+                    1.0f / sqrtf((float)c->head_dim), out, lse, scratch, layout.scale_offset};
+                qk_cpu_attend_pages(ops, c->dtype, &a);
             }
         }
     }
     free(scratch);
 }
 
-static void attend_case(uint32_t head_dim, uint32_t n_q, uint32_t n_rows)
+static void attend_case(qk_dtype dtype, uint32_t head_dim, uint32_t n_q, uint32_t n_rows)
 {
-    bench_case c = {
-        .n_rows = n_rows, .n_in = QK_SPAN_TOKENS, .n_out = n_q, .work = attend_work, .head_dim = head_dim};
-    snprintf(c.name, sizeof c.name, "attend-bf16-%u", head_dim);
-    const double bytes = 8.0 * 2 * QK_SPAN_TOKENS * head_dim * sizeof(qk_bf16);
-    const double flops = 8.0 * 4 * QK_SPAN_TOKENS * head_dim * n_q * n_rows;
+    bench_case c = {.n_rows = n_rows,
+        .n_in = QK_SPAN_TOKENS,
+        .n_out = n_q,
+        .work = attend_work,
+        .head_dim = head_dim,
+        .dtype = dtype};
+    snprintf(c.name, sizeof c.name, "attend-%s-%u", dtype == QK_I8 ? "int8" : "bf16", head_dim);
+    const double bytes = (double)SPAN_PAGES * (double)page_layout(&c).page_bytes;
+    const double flops = (double)KV_HEADS * 4 * QK_SPAN_TOKENS * head_dim * n_q * n_rows;
     const double wanted = fmin(sample_flops * team.n_threads / flops, (double)sample_bytes / bytes);
     c.n_copies = (uint32_t)fmax(1, wanted);
     c.n_turns = 1;
     c.flops = flops * c.n_copies;
     c.bytes = bytes * c.n_copies;
+    fill_scales(&c);
+    c.tokens = (double)n_rows * QK_SPAN_TOKENS * c.n_copies;
     run_case(&c);
 }
 
@@ -392,6 +429,9 @@ static void row_work(const void *arg, int thread, int n_threads)
             ops->rope(y, x, c->n_in);
         } else if (strcmp(c->name, "add") == 0) {
             ops->add(y, x, c->n_in);
+        } else if (strcmp(c->name, "f32-to-i8") == 0) {
+            qk_f16 scale;
+            ops->f32_to_i8((int8_t *)y, &scale, x, c->n_in);
         } else {
             ops->f32_to_bf16((qk_bf16 *)(void *)y, x, c->n_in);
         }
@@ -435,13 +475,14 @@ static void run_all(const char *only)
     static const uint32_t tiles[][3] = {
         {128, 2, 1}, {64, 4, 1}, {128, 4, 1}, {128, 1, 1}, {128, 2, 4}, {128, 2, 16}, {64, 4, 16}};
     for (size_t t = 0; t < sizeof tiles / sizeof *tiles && wanted(only, "attend"); t++) {
-        attend_case(tiles[t][0], tiles[t][1], tiles[t][2]);
+        attend_case(QK_BF16, tiles[t][0], tiles[t][1], tiles[t][2]);
+        attend_case(QK_I8, tiles[t][0], tiles[t][1], tiles[t][2]);
     }
     static const struct {
         const char *name;
         uint32_t n, bytes, flops;
     } row_ops[] = {{"rms-norm", 1024, 12, 4}, {"silu-mul", 3072, 12, 16}, {"rope", 128, 12, 3},
-        {"add", 1024, 12, 1}, {"f32-to-bf16", 1024, 6, 0}};
+        {"add", 1024, 12, 1}, {"f32-to-bf16", 1024, 6, 0}, {"f32-to-i8", 128, 5, 0}};
     for (size_t i = 0; i < sizeof row_ops / sizeof *row_ops; i++) {
         if (wanted(only, row_ops[i].name)) {
             row_case(row_ops[i].name, row_ops[i].n, row_ops[i].bytes, row_ops[i].flops);

@@ -3,7 +3,9 @@
  * One prompt of 600 tokens (two whole spans and a part) is run whole; then in chunks, token by token, among other
  * sequences, on other numbers of threads, over permuted and moved pages, under other strides, after a rewind, and with
  * spans computed outside. Each time every logit of every compared row must have the same bits. The same comparison
- * must fail when a page is dropped, doubled, swapped, stale or one token off. */
+ * must fail when a page is dropped, doubled, swapped, stale or one token off.
+ *
+ *   test-kernels-identity [f32|bf16|int8]   the pages' type; all of them without one */
 #include "kernels/cpu/qk-cpu-ops.h"
 #include "tests/kernels/fixture.h"
 #include "tests/kernels/tap.h"
@@ -360,10 +362,12 @@ static void test_mutations(rig *r, const char *name)
     tap_ok(!same(begin, 20), "%s: mutation: positions off by one show", name);
 }
 
+static const char *const dtype_names[] = {[QK_F32] = "f32", [QK_BF16] = "bf16", [QK_I8] = "int8"};
+
 static void test_isa(const char *isa, qk_dtype kv)
 {
     char name[32];
-    snprintf(name, sizeof(name), "%s %s", isa, kv == QK_F32 ? "f32" : kv == QK_I8 ? "int8" : "bf16");
+    snprintf(name, sizeof(name), "%s %s", isa, dtype_names[kv]);
     rig r;
     open_rig(&r, isa, kv, 2);
     forget();
@@ -390,7 +394,7 @@ static void test_isa(const char *isa, qk_dtype kv)
     test_outside(isa, kv, 3, name);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const char *const isas[] = {"reference", "avx2", "avx512"};
     for (int large = 0; large < 2; large++) {
@@ -413,9 +417,9 @@ int main(void)
                 tap_skip("%s is not on this machine or not in this build", isas[i]);
                 continue;
             }
-            test_isa(isas[i], QK_F32);
-            test_isa(isas[i], QK_BF16);
-            test_isa(isas[i], QK_I8);
+            for (int kv = QK_F32; kv <= QK_I8; kv++)
+                if (argc < 2 || strcmp(argv[1], dtype_names[kv]) == 0)
+                    test_isa(isas[i], (qk_dtype)kv);
         }
         free(want);
         free(got);

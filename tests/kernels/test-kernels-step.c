@@ -52,8 +52,9 @@ static void test_numbers(const qk_shape *shape, qk_dtype weights)
     fixture_model *m = fixture_model_new(shape, weights, 21);
     make_tokens(vocab);
     double *want = malloc((size_t)N_TOKENS * vocab * sizeof(*want));
+    double *bf16 = malloc((size_t)N_TOKENS * vocab * sizeof(*bf16));
     float *got = malloc((size_t)N_TOKENS * vocab * sizeof(*got));
-    tap_require(want != NULL && got != NULL);
+    tap_require(want != NULL && bf16 != NULL && got != NULL);
     fixture_forward(m, tokens, N_TOKENS, want);
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
         if (qk_cpu_ops_get(isas[i]) == NULL) {
@@ -74,10 +75,18 @@ static void test_numbers(const qk_shape *shape, qk_dtype weights)
             double error = worst_error(want, got, N_TOKENS, vocab);
             tap_ok(error < pages[p].tolerance, "%s, head_dim %u, %s pages: worst relative error %.2g",
                 isas[i], shape->head_dim, pages[p].name, error);
+            for (size_t j = 0; j < (size_t)N_TOKENS * vocab && pages[p].dtype == QK_BF16; j++)
+                bf16[j] = (double)got[j];
+            if (pages[p].dtype == QK_I8) {
+                error = worst_error(bf16, got, N_TOKENS, vocab);
+                tap_ok(error < pages[p].tolerance, "%s, head_dim %u, int8 against bf16 pages: %.2g", isas[i],
+                    shape->head_dim, error);
+            }
             rig_close(&r);
         }
     }
     free(want);
+    free(bf16);
     free(got);
     fixture_model_free(m);
 }
