@@ -58,7 +58,7 @@ typedef enum {
     QE_KV_DISK_INVALID, /* read: the page there has another key; write: not the next position, or not chained */
     QE_KV_DISK_QUOTA,   /* no room within the quota, and nothing left to evict */
     QE_KV_DISK_NO_SPACE, /* the file system is full, or a limit on the file's size */
-    QE_KV_DISK_IO,       /* any other failure of the file system; the message has it */
+    QE_KV_DISK_IO,       /* any other failure of the file system; the message has it. Read: like DAMAGED */
 } qe_kv_disk_status;
 
 const char *qe_kv_disk_status_name(qe_kv_disk_status status); /* "ok", "quota", ... */
