@@ -737,16 +737,16 @@ static void complete_writes(qe_kv_disk_file *file)
             disk_op *op = b->ops[i];
             disk_page *page = qe_kv_disk_page_of(file, op->position, op->serial);
             qe_kv_disk_status status = b->status[i];
-            if (status == QE_KV_DISK_OK && !page)
-                status = QE_KV_DISK_DROPPED;
+            if (!page && (status == QE_KV_DISK_OK || op->position > file->list->len))
+                status = QE_KV_DISK_DROPPED; /* cut off, or one before it failed too */
             if (status == QE_KV_DISK_OK) {
                 page->state = PAGE_WRITTEN;
                 page->checksum = b->checksums[i];
                 file->index_dirty = true;
                 self->n_pages_written++;
             }
-            char *message = i == b->first_failed ? g_steal_pointer(&b->message) : NULL;
-            qe_kv_disk_post(self, file, op, status, message, NULL);
+            bool tells = i == b->first_failed && status != QE_KV_DISK_DROPPED;
+            qe_kv_disk_post(self, file, op, status, tells ? g_steal_pointer(&b->message) : NULL, NULL);
             g_free(op);
         }
         g_free(b->message);
