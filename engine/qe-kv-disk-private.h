@@ -1,9 +1,10 @@
-/* qe-kv-disk-private.h: what qe-kv-disk.c (the owner's side) and qe-kv-disk-work.c (the I/O threads) share. Internal.
+/* qe-kv-disk-private.h: what qe-kv-disk.c (the owner's side), qe-kv-disk-work.c and -files.c (the I/O
+ * threads) share. Internal.
  *
  * Everything below is guarded by qe_kv_disk.lock, but for the fields marked "fixed", which do not change after new. An
  * I/O thread does the work itself without the lock. Invariants:
- *  1. A slot is written only while it is BUSY for that write alone, and neither live, nor named by the index on disk,
- *     nor being read: a crash or a failure at any moment leaves what the index names as it was.
+ *  1. A slot is written only while it is BUSY for that write alone, and neither live for another page, nor named by the
+ *     index on disk, nor being read: a crash or a failure at any moment leaves what the index names as it was.
  *  2. An index names pages only whose bytes were written and synced; it is replaced while nothing else runs in the file.
  *  3. Pages in the list are chained; states along it are WRITTEN..., WRITING..., QUEUED....
  *  4. A write or read belongs to a page by serial: when the page left the list, the work is void.
@@ -142,6 +143,25 @@ disk_entry *qe_kv_disk_entry(
     qe_kv_disk *self, const char *digest_hex, const char *stem, bool bad, bool create);
 void qe_kv_disk_entry_count(qe_kv_disk *self, disk_entry *entry, uint64_t bytes);
 void qe_kv_disk_entry_remove(qe_kv_disk *self, disk_entry *entry);
+
+/* qe-kv-disk-files.c; with the lock held. Those that say so give it up meanwhile. */
+qe_kv_disk_status qe_kv_disk_status_of(int code);                            /* of an errno value */
+char *qe_kv_disk_file_name(const qe_kv_disk_file *file, const char *suffix); /* owned */
+char *qe_kv_disk_message(const qe_kv_disk_file *file, const char *format, ...)
+    G_GNUC_PRINTF(2, 3); /* owned */
+/* What a file with so many slots and logits may come to: the index is there twice while it is replaced. */
+uint64_t qe_kv_disk_file_bytes(const qe_kv_disk *self, uint64_t n_slots, uint64_t n_logits);
+/* Takes @need bytes of the quota, evicting as needed; false when they are not there. Gives the lock up. */
+bool qe_kv_disk_reserve(qe_kv_disk *self, uint64_t need);
+disk_entry *qe_kv_disk_own_entry(qe_kv_disk_file *file);
+void qe_kv_disk_count_file(qe_kv_disk_file *file, uint32_t n_logits);
+bool qe_kv_disk_slot_is_free(const qe_kv_disk_file *file, uint32_t slot);
+/* Exclusively; they give the lock up. Close and delete free the file. */
+qe_kv_disk_status qe_kv_disk_update_index(qe_kv_disk_file *file, char **message);
+void qe_kv_disk_run_timed_index(qe_kv_disk_file *file);
+void qe_kv_disk_run_open(qe_kv_disk_file *file, const disk_op *op);
+void qe_kv_disk_run_close(qe_kv_disk_file *file, const disk_op *op);
+void qe_kv_disk_run_delete(qe_kv_disk_file *file, const disk_op *op);
 
 /* qe-kv-disk-work.c */
 gpointer qe_kv_disk_work(gpointer disk);
