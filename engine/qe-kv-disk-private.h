@@ -8,7 +8,7 @@
  *  2. An index names pages only whose bytes were written and synced; it is replaced while nothing else runs in the file.
  *  3. Pages in the list are chained; states along it are WRITTEN..., WRITING..., QUEUED....
  *  4. A write or read belongs to a page by serial: when the page left the list, the work is void.
- *  5. Writes of a file complete in the order they were asked for.
+ *  5. Writes of a file complete in the order they were asked for, but those that are dropped may do so earlier.
  *  6. used_bytes + reserved_bytes passes the quota only where files that were there before, or a smaller quota, do so. */
 #pragma once
 #include "engine/qe-kv-disk.h"

@@ -13,7 +13,8 @@
  *
  * Positions: page i of a conversation holds its tokens 16 i to 16 i + 15. A write appends: its position is the number of
  * pages so far, those still queued included. When a write fails, its page and all behind it leave the list, and the
- * writes that were queued behind it complete as DROPPED; writing can go on at the position that failed.
+ * writes that were queued behind it complete as DROPPED; writing can go on at the position that failed. Writes complete
+ * in order, but for dropped ones, which may do so earlier.
  *
  * Durability: a write completes when the bytes are in the page file. The index that names the page follows within
  * about a second, at flush and at close; after a crash the conversation is what the last index names. */

@@ -295,6 +295,7 @@ static void check_full(test_store *s, uint32_t n_fit_max)
 {
     qe_kv_disk_file *file = test_store_expect(s, "c", QE_KV_DISK_MISSING, 0, NULL);
     uint32_t n_ok = 0, n_full = 0;
+    qe_kv_disk_status statuses[64];
     for (uint32_t i = 0; i < 64; i++) {
         qe_kv_disk_page page = test_page_at(1, i);
         uint8_t *bytes = test_store_memory(s, true);
@@ -304,14 +305,17 @@ static void check_full(test_store *s, uint32_t n_fit_max)
     for (uint32_t i = 0; i < 64; i++) {
         qe_kv_disk_completion done = test_store_next(s);
         g_assert_cmpint(done.op, ==, QE_KV_DISK_WRITE);
-        if (done.status == QE_KV_DISK_NO_SPACE)
-            g_assert_nonnull(done.message);
-        else
-            g_assert_true(done.status == (n_full == 0 ? QE_KV_DISK_OK : QE_KV_DISK_DROPPED));
+        statuses[done.position] = done.status;
+        g_assert_true((done.message != NULL) == (done.status == QE_KV_DISK_NO_SPACE));
         n_ok += done.status == QE_KV_DISK_OK;
         n_full += done.status == QE_KV_DISK_NO_SPACE;
         qe_kv_disk_completion_clear(&done);
     }
+    for (uint32_t i = 0; i < 64; i++) /* one that failed, all before it stored, all behind it dropped */
+        g_assert_cmpint(statuses[i], ==,
+            i < n_ok    ? QE_KV_DISK_OK
+            : i == n_ok ? QE_KV_DISK_NO_SPACE
+                        : QE_KV_DISK_DROPPED);
     g_assert_cmpuint(n_full, ==, 1);
     g_assert_cmpuint(n_ok, <=, n_fit_max);
     g_assert_cmpuint(n_ok, >, 0);
