@@ -110,6 +110,7 @@ typedef struct {
     const qkc_launch *launch;
     const qkc_model *model;
     const qk_shape *shape;
+    const qk_kv_layout *layout; /* of the step's pages */
     uint32_t layer;
     qk_status status;
 } way;
@@ -310,7 +311,7 @@ static bool attend_decode(way *w)
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
     a.layer = w->layer;
     a.rows_max = w->pass->n_rows;
-    a.layout = w->ctx->head.params.layout;
+    a.layout = *w->layout;
     a.plan = w->ctx->plan;
     a.workspace = w->ctx->decode_workspace;
     a.cancel = w->step->cancel;
@@ -332,7 +333,7 @@ static bool heads(way *w)
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
     a.layer = w->layer;
     a.rows_max = w->pass->n_rows;
-    a.layout = w->ctx->head.params.layout;
+    a.layout = *w->layout;
     a.plan = w->ctx->plan;
     return ok(w, "heads", qkc_heads(w->launch, &a));
 }
@@ -346,7 +347,7 @@ static bool attend(way *w)
     a.out_f32 = many ? NULL : w->ctx->small_attn;
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
     a.layer = w->layer;
-    a.layout = w->ctx->head.params.layout;
+    a.layout = *w->layout;
     a.plan = w->ctx->plan;
     a.tiles = w->ctx->tiles, a.merges = w->ctx->merges;
     a.parts_out = w->ctx->parts_out, a.parts_lse = w->ctx->parts_lse;
@@ -487,6 +488,7 @@ qk_status qkc_layers(const qkc_pass *pass)
     w.launch = &pass->launch;
     w.model = (const qkc_model *)pass->context->head.model;
     w.shape = &w.model->head.shape;
+    w.layout = pass->layout;
     if (prepare(&w) && (pass->kind == QKC_PASS_MANY ? many_pass(&w) : few_pass(&w)))
         return QK_OK;
     return w.status;

@@ -102,7 +102,7 @@ typedef struct {
     uint32_t *row_seq;  /* [rows_max]: index into seqs */
     float *cos_sin;  /* [rows_max, head_dim]: head_dim / 2 cosines, then as many sines, times rope_factor */
     qk_seq *seqs;    /* [seqs_max] */
-    uint64_t *pages; /* [pages_max] */
+    uint64_t *pages; /* [pages_max]: without QK_PAGE_HOST */
     qk_output *outputs; /* [outputs_max] */
     uint32_t *
         state; /* [1]: a qk_status. QK_OK, or QK_CANCELLED or QK_INVALID: later kernels may return at once, and
@@ -152,7 +152,7 @@ typedef struct {
 /* Fills what of a host plan is made of the others, for a launch whose rows_max is at most @rows_max: host code. */
 void qkc_write_rows(const qk_plan *plan, uint32_t rows_max, qkc_host_counts *counts, qkc_host_row *rows);
 
-/* Copies the plan to the device, finds each row's token, fills cos_sin (angles in float64, as the CPU backend) and x. A
+/* Copies the plan to the device (pages without QK_PAGE_HOST), finds each row's token, fills cos_sin (angles in float64, as the CPU backend) and x. A
  * row that takes an unwritten slot sets *state to QK_INVALID; else *state becomes QK_OK. head_dim is 64 or 128. */
 cudaError_t qkc_prepare(const qkc_launch *launch, const qkc_prepare_args *args);
 

@@ -231,6 +231,9 @@ static void lay_out_step(qkc_step *step, arena *a)
     take(a, &step->plan.outputs, p->outputs_max);
     take(a, &step->results, p->outputs_max);
     take(a, &step->plan.pages, p->pages_max);
+    step->plan.host_pages = NULL;
+    if (p->partial_max > 0)
+        take(a, &step->plan.host_pages, p->pages_max);
     take(a, &step->tiles, ctx->tiles_max);
     take(a, &step->merges, ctx->tiles_max);
     take(a, &step->staged, p->logits_max * vocab);
@@ -241,30 +244,48 @@ static void lay_out_step(qkc_step *step, arena *a)
 
 /* ---- Context ------------------------------------------------------------------------------------------------- */
 
+const qk_kv_layout *qkc_layout_of(const qkc_context *ctx, uint32_t kv_class)
+{
+    const qk_context_params *p = &ctx->head.params;
+    if (kv_class == 0)
+        return &p->layout;
+    return kv_class == 1 && p->layout_1.page_bytes > 0 ? &p->layout_1 : NULL;
+}
+
+static qk_status check_layout(qkc_context *ctx, const qk_kv_layout *layout, const char *name)
+{
+    qkc_backend *backend = backend_of(ctx);
+    if (layout->dtype != QK_BF16)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "context: %s.dtype is %s, but the CUDA backend keeps KV in bf16", name,
+            layout->dtype == QK_F32 ? "f32" : "i8");
+    if (layout->token_stride % 16 != 0 || layout->v_offset % 16 != 0 || layout->head_stride % 16 != 0 ||
+        layout->layer_stride % 16 != 0 || layout->page_bytes % 16 != 0)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "context: a stride of %s (token %u, value %llu, head %llu, layer %llu, page %llu) is not a "
+            "multiple of 16 bytes",
+            name, layout->token_stride, (unsigned long long)layout->v_offset,
+            (unsigned long long)layout->head_stride, (unsigned long long)layout->layer_stride,
+            (unsigned long long)layout->page_bytes);
+    return QK_OK;
+}
+
 /* What this backend does not run of what the interface allows. */
 static qk_status check_params(qkc_context *ctx)
 {
     qkc_backend *backend = backend_of(ctx);
     const qk_context_params *p = &ctx->head.params;
-    const qk_kv_layout *layout = &p->layout;
     const qk_shape *shape = shape_of(ctx);
+    qk_status status;
     if (p->partial_max > 0)
         return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
             "context: partial_max is %u, but this CUDA backend attends to pages in device memory alone; "
             "expected 0",
             p->partial_max);
-    if (layout->dtype != QK_BF16)
-        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
-            "context: layout.dtype is f32, but the CUDA backend keeps KV in bf16");
-    if (layout->token_stride % 16 != 0 || layout->v_offset % 16 != 0 || layout->head_stride % 16 != 0 ||
-        layout->layer_stride % 16 != 0 || layout->page_bytes % 16 != 0)
-        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
-            "context: a stride of the KV layout (token %u, value %llu, head %llu, layer %llu, page %llu) is "
-            "not a "
-            "multiple of 16 bytes",
-            layout->token_stride, (unsigned long long)layout->v_offset,
-            (unsigned long long)layout->head_stride, (unsigned long long)layout->layer_stride,
-            (unsigned long long)layout->page_bytes);
+    if ((status = check_layout(ctx, &p->layout, "layout")) != QK_OK)
+        return status;
+    if (p->layout_1.page_bytes > 0 && (status = check_layout(ctx, &p->layout_1, "layout_1")) != QK_OK)
+        return status;
     if ((shape->head_dim != 64 && shape->head_dim != 128) || shape->n_heads / shape->n_kv_heads > 8 ||
         shape->hidden % 8 != 0 || shape->ffn % 8 != 0)
         return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
@@ -483,7 +504,7 @@ static uint32_t bucket_rows(const qkc_context *ctx, uint32_t i)
 
 static_assert((1u << (QKC_BUCKETS_MAX - 1)) >= QKC_SMALL_ROWS, "a bucket for every decode step");
 
-static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t bucket)
+static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t kv_class, uint32_t bucket)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     qkc_backend *backend = backend_of(ctx);
@@ -492,6 +513,7 @@ static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t bucket
     pass.step = step;
     pass.launch = launch_on(backend, stream);
     pass.kind = QKC_PASS_DECODE;
+    pass.layout = qkc_layout_of(ctx, kv_class);
     pass.n_rows = bucket_rows(ctx, bucket);
     pass.n_outputs = min_u32(pass.n_rows, ctx->head.params.outputs_max);
 
@@ -503,9 +525,9 @@ static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t bucket
     qk_status status = qkc_layers(&pass);
     code = cudaStreamEndCapture(stream, &graph);
     if (status == QK_OK && code == cudaSuccess)
-        code = cudaGraphInstantiate(&step->graphs[bucket], graph, 0);
+        code = cudaGraphInstantiate(&step->graphs[kv_class][bucket], graph, 0);
     if (status == QK_OK && code == cudaSuccess)
-        code = cudaGraphUpload(step->graphs[bucket], stream);
+        code = cudaGraphUpload(step->graphs[kv_class][bucket], stream);
     if (graph != NULL)
         cudaGraphDestroy(graph);
     if (status == QK_OK && code != cudaSuccess)
@@ -523,8 +545,9 @@ static qk_status make_graphs(qkc_step *step)
     if (code != cudaSuccess)
         return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: a stream for graphs");
     qk_status status = QK_OK;
-    for (uint32_t i = 0; i < QKC_BUCKETS_MAX && bucket_rows(ctx, i) > 0 && status == QK_OK; i++)
-        status = make_graph(step, stream, i);
+    for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
+        for (uint32_t i = 0; i < QKC_BUCKETS_MAX && bucket_rows(ctx, i) > 0 && status == QK_OK; i++)
+            status = make_graph(step, stream, k, i);
     code = cudaStreamSynchronize(stream);
     if (status == QK_OK && code != cudaSuccess)
         status = qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: uploading graphs");
@@ -535,7 +558,7 @@ static qk_status make_graphs(qkc_step *step)
 /* ---- Step objects -------------------------------------------------------------------------------------------- */
 
 /* A step over garbage: @n_rows rows behind some cached ones, all pages being @page, one output without a slot. */
-static qk_status run_garbage(qkc_step *step, uint32_t n_rows, const void *page)
+static qk_status run_garbage(qkc_step *step, uint32_t kv_class, uint32_t n_rows, const void *page)
 {
     const qk_context_params *p = &((const qkc_context *)step->head.context)->head.params;
     qk_plan *plan = &step->plan;
@@ -546,6 +569,7 @@ static qk_status run_garbage(qkc_step *step, uint32_t n_rows, const void *page)
     plan->n_seqs = 1;
     plan->n_pages = pages_max;
     plan->n_outputs = min_u32(p->outputs_max, 1);
+    plan->kv_class = kv_class;
     for (uint32_t i = 0; i < n_rows; i++)
         plan->tokens[i] = 0;
     for (uint32_t i = 0; i < pages_max; i++)
@@ -576,7 +600,7 @@ static qk_status warm_up(qkc_step *step)
     void *page = NULL;
     if (ctx->is_warm)
         return QK_OK;
-    const uint64_t bytes = ctx->head.params.layout.page_bytes;
+    const uint64_t bytes = max_u64(ctx->head.params.layout.page_bytes, ctx->head.params.layout_1.page_bytes);
     cudaError_t code = cudaMalloc(&page, bytes);
     if (code == cudaSuccess)
         code = cudaMemsetAsync(page, 0, bytes, compute(ctx));
@@ -584,15 +608,16 @@ static qk_status warm_up(qkc_step *step)
         cudaFree(page);
         return qkc_fail_memory(backend, code, "a page to try kernels with", bytes);
     }
-    qk_status status = run_garbage(step, 1, page);
-    if (status == QK_OK)
-        status = run_garbage(step, 2, page);
-    if (status == QK_OK)
-        status = run_garbage(step, QKC_SMALL_ROWS + 1, page);
+    qk_status status = QK_OK;
+    const uint32_t n_rows[] = {1, 2, QKC_SMALL_ROWS + 1};
+    for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
+        for (uint32_t i = 0; i < sizeof(n_rows) / sizeof(n_rows[0]) && status == QK_OK; i++)
+            status = run_garbage(step, k, n_rows[i], page);
     if (!qkc_is_lost(backend))
         cudaFree(page);
     memset(step->block, 0, step->block_bytes);
     step->plan.n_rows = step->plan.n_seqs = step->plan.n_pages = step->plan.n_outputs = 0;
+    step->plan.kv_class = step->plan.host_path = 0;
     ctx->is_warm = status == QK_OK;
     return status;
 }
@@ -656,9 +681,9 @@ void qkc_step_free(qk_step *base)
         qkc_step_wait(base);
     if (!qkc_is_lost(backend)) {
         cudaSetDevice(backend->device);
-        for (uint32_t i = 0; i < QKC_BUCKETS_MAX; i++)
-            if (step->graphs[i] != NULL)
-                cudaGraphExecDestroy(step->graphs[i]);
+        for (uint32_t i = 0; i < QKC_KV_CLASSES * QKC_BUCKETS_MAX; i++)
+            if (step->graphs[i / QKC_BUCKETS_MAX][i % QKC_BUCKETS_MAX] != NULL)
+                cudaGraphExecDestroy(step->graphs[i / QKC_BUCKETS_MAX][i % QKC_BUCKETS_MAX]);
         if (step->done != NULL)
             cudaEventDestroy(step->done);
         cudaFreeHost(step->block);
@@ -712,6 +737,7 @@ static qk_status launch_pass(qkc_step *step, bool decode)
     pass.context = ctx;
     pass.step = step;
     pass.launch = launch_on(backend_of(ctx), compute(ctx));
+    pass.layout = qkc_layout_of(ctx, plan->kv_class);
     pass.kind = decode ? QKC_PASS_DECODE : plan->n_rows <= QKC_SMALL_ROWS ? QKC_PASS_FEW : QKC_PASS_MANY;
     pass.n_rows = plan->n_rows;
     pass.n_outputs = plan->n_outputs;
@@ -725,7 +751,7 @@ static qk_status launch_graph(qkc_step *step)
     uint32_t bucket = 0;
     while (bucket_rows(ctx, bucket) < step->plan.n_rows)
         bucket++;
-    cudaError_t code = cudaGraphLaunch(step->graphs[bucket], compute(ctx));
+    cudaError_t code = cudaGraphLaunch(step->graphs[step->plan.kv_class][bucket], compute(ctx));
     return code == cudaSuccess ? QK_OK
                                : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code,
                                      "step: launching the graph of %u rows", bucket_rows(ctx, bucket));
@@ -759,7 +785,7 @@ static qk_status check_pages(const qkc_step *step)
 {
     uint64_t bits = 0;
     for (uint32_t i = 0; i < step->plan.n_pages; i++)
-        bits |= step->plan.pages[i];
+        bits |= step->plan.pages[i] & ~(uint64_t)QK_PAGE_HOST;
     return bits % 16 == 0 ? QK_OK
                           : qkc_fail((qkc_backend *)step->head.backend, QK_UNSUPPORTED, cudaSuccess,
                                 "step: a page's address is not a multiple of 16");

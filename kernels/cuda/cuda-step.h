@@ -5,6 +5,7 @@
 
 #define QKC_BUCKETS_MAX    8u /* graphs of a step */
 #define QKC_HISTORY_STAGES 4u
+#define QKC_KV_CLASSES     2u
 
 /* Device memory unless said. Names in brackets share memory, see lay_out_device(). */
 typedef struct {
@@ -77,7 +78,7 @@ typedef struct {
     float *logits; /* [outputs_max, vocab]: pageable, only what is written takes memory; NULL without */
     uint64_t logits_bytes;
 
-    cudaGraphExec_t graphs[QKC_BUCKETS_MAX];
+    cudaGraphExec_t graphs[QKC_KV_CLASSES][QKC_BUCKETS_MAX];
     cudaEvent_t done;
     bool running;
     qk_status status; /* of the last submission that has ended */
@@ -91,9 +92,13 @@ typedef struct {
     qkc_step *step;
     qkc_launch launch;
     qkc_pass_kind kind;
+    const qk_kv_layout *layout; /* the plan's kv_class' */
     uint32_t n_rows, n_outputs; /* at most so many; of a captured pass: its bucket. n_outputs 0: none */
     qkc_tiling tiling;          /* of QKC_PASS_FEW and QKC_PASS_MANY: what step->tiles were copied from */
 } qkc_pass;
+
+/* The layout of a plan's pages; NULL when the context has none of that class. */
+const qk_kv_layout *qkc_layout_of(const qkc_context *ctx, uint32_t kv_class);
 
 /* Launches everything from the plan to the status word, in order. On failure the backend has the line. */
 qk_status qkc_layers(const qkc_pass *pass);
