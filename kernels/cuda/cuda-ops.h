@@ -268,7 +268,13 @@ typedef struct {
     uint32_t n_merges; /* set by qkc_attend_prefill(): of this round */
     float *parts_out;  /* [part_rows_max, q_dim] */
     float *parts_lse;  /* [part_rows_max, n_heads] */
+    float *state;      /* [rows_max, n_heads, head_dim + QKC_STATE_EXTRA]: of qkc_attend_prefill_range() */
+    uint32_t range_begin, range_end; /* set by qkc_attend_prefill_range() */
 } qkc_attend_prefill_args;
+
+/* What a tile that is not at its end keeps of each row and head: its sums of P V as they are, the four sums of
+ * exponentials of the threads that share a row, the largest score; three are unused. */
+#define QKC_STATE_EXTRA 8u
 
 /* Tiles and merges that run together: their parts are in the workspace at the same time. */
 typedef struct {
@@ -293,21 +299,45 @@ uint32_t qkc_part_rows_max(uint32_t rows_max);
  * they fit it alone. */
 void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper,
     int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out);
+/* The same without the sequences that @leave_out has true for. */
+void qkc_cut_other_tiles(const qk_plan *plan, const bool *leave_out, uint32_t n_heads, uint32_t n_kv_heads,
+    uint32_t head_dim, bool hopper, int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges,
+    qkc_tiling *out);
 /* @tiling: host; as it came from qkc_cut_tiles(), with hopper = launch->hopper and the same shape. args->tiles and
  * args->merges are the whole arrays. */
 cudaError_t qkc_attend_prefill(
     const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_tiling *tiling);
+
+/* The same for one sequence, in several launches over ranges of its keys: for keys that pass through a ring. The ranges
+ * are given from the last keys to the first, without gaps, each but the last beginning at a multiple of QK_SPAN_TOKENS.
+ * A tile goes on where the launch before left it: its bits are those of one launch over everything. In one launch at
+ * most one of these is true: a part ends in the range that began in another launch; a part begins in another launch that
+ * this one works on (qkc_range_cut() says where to cut). @tiles: the sequence's own, cut alone by
+ * qkc_cut_sequence_tiles(). The merges are a launch of their own, after the last range. */
+cudaError_t qkc_attend_prefill_range(const qkc_launch *launch, const qkc_attend_prefill_args *args,
+    const qkc_round *tiles, uint32_t key_begin, uint32_t key_end);
+cudaError_t qkc_attend_prefill_merge(
+    const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_round *tiles);
+/* The tiles of sequence @seq alone, as qkc_cut_tiles() cuts them, behind what @tiles and @merges have: @first says where
+ * to put them, and gets how many there are. Returns into how many parts its keys are cut. */
+uint32_t qkc_cut_sequence_tiles(const qk_plan *plan, uint32_t seq, uint32_t n_heads, uint32_t n_kv_heads,
+    uint32_t head_dim, bool hopper, int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges,
+    qkc_round *first);
+/* Where a launch over [@key_begin, @key_end) of a sequence of @n_keys in @n_parts is cut in two: in [@key_begin,
+ * @key_end], and then it is one of both when it need not be. */
+uint32_t qkc_range_cut(uint32_t n_keys, uint32_t n_parts, uint32_t key_begin, uint32_t key_end);
 
 /* The portable kernel has two forms: 4 warps of 32 rows, two blocks an SM (cards with 160 KB of shared memory an SM),
  * and 8 warps of 16 rows, one block an SM. qkc_attend_prefill_init() chooses; tests and benchmarks choose themselves. */
 typedef enum { QKC_PREFILL_WIDE, QKC_PREFILL_NARROW } qkc_prefill_form;
 void qkc_attend_prefill_choose(qkc_prefill_form form);
 
-/* Called by qkc_attend_prefill() when launch->hopper and the shape suits (qkc_attend_prefill_hopper_runs()). Does
- * args->n_tiles tiles from args->tiles on; merges nothing. */
+/* Called when launch->hopper and the shape suits (qkc_attend_prefill_hopper_runs()). Does args->n_tiles tiles from
+ * args->tiles on, of their keys those in the range when @in_range; merges nothing. */
 bool qkc_attend_prefill_hopper_runs(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 uint32_t qkc_attend_prefill_hopper_tile_rows(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
-cudaError_t qkc_attend_prefill_hopper(const qkc_launch *launch, const qkc_attend_prefill_args *args);
+cudaError_t qkc_attend_prefill_hopper(
+    const qkc_launch *launch, const qkc_attend_prefill_args *args, bool in_range);
 
 /* ---- sample.cu ----------------------------------------------------------------------------------------------- */
 
