@@ -923,7 +923,14 @@ uint32_t qkc_range_cut(uint32_t n_keys, uint32_t n_parts, uint32_t key_begin, ui
 {
     const uint32_t n_spans = n_spans_of(n_keys);
     uint32_t begin = 0; /* of the part that has the range's last key */
-    for (uint32_t p = 1; p < n_parts && part_begin(n_spans, n_parts, p) < key_end; p++)
-        begin = part_begin(n_spans, n_parts, p);
+    if (key_end >= n_keys)
+        return key_begin;
+    for (uint32_t p = 1; p < n_parts; p++) {
+        const uint32_t at = part_begin(n_spans, n_parts, p);
+        if (at == key_begin || at == key_end)
+            return key_begin;
+        if (at < key_end)
+            begin = at;
+    }
     return std::max(begin, key_begin);
 }

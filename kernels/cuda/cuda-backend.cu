@@ -447,9 +447,9 @@ static const qk_backend_ops qk_cuda_ops = {
     .measure = qkc_measure,
     .buffer_new = buffer_new,
     .buffer_free = buffer_free,
-    .buffer_wrap = qkc_buffer_wrap,
     .host_register = qkc_host_register,
     .host_unregister = qkc_host_unregister,
+    .buffer_wrap = qkc_buffer_wrap,
     .copy_submit = copy_submit,
     .fill_submit = fill_submit,
     .event_new = event_new,
@@ -493,8 +493,12 @@ static cudaError_t start(qkc_backend *self, bool portable)
     self->hopper = !portable && self->capability == 90;
     if (qkc_nvml_find(&nvml, &prop) && (self->nvml = (qkc_nvml *)malloc(sizeof(nvml))) != NULL)
         *self->nvml = nvml;
+    /* Kernels that fetch host pages must not stand behind the attention that they run ahead of. */
+    int lowest = 0, highest = 0;
+    code = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
     for (int i = 0; i < QK_N_STREAMS && code == cudaSuccess; i++)
-        code = cudaStreamCreateWithFlags(&self->streams[i], cudaStreamNonBlocking);
+        code = cudaStreamCreateWithPriority(
+            &self->streams[i], cudaStreamNonBlocking, i == QK_STREAM_TO_DEVICE ? highest : lowest);
     if (code == cudaSuccess)
         code = qkc_linear_init();
     if (code == cudaSuccess)

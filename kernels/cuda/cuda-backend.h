@@ -11,6 +11,7 @@
  *   cuda-gemm.cu     cublasLt, opened at run time, with algorithms chosen before the first step
  *   cuda-step.cu     contexts and steps: workspace, graphs, submission, results
  *   cuda-layers.cu   the launches of one step, in order
+ *   cuda-stream.cu   host pages through a ring on the device
  *
  * Threads: the engine's thread calls in; qk_step_cancel(), qk_event_query(), qk_host_register() and qk_host_unregister()
  * may come from any thread. A CUDA error that leaves the device unusable makes the backend lost for good (qkc_fail()).

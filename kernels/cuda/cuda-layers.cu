@@ -338,7 +338,7 @@ static bool heads(way *w)
     return ok(w, "heads", qkc_heads(w->launch, &a));
 }
 
-static bool attend(way *w)
+static qkc_attend_prefill_args attend_args(const way *w)
 {
     const bool many = w->pass->kind == QKC_PASS_MANY;
     qkc_attend_prefill_args a = {};
@@ -351,7 +351,41 @@ static bool attend(way *w)
     a.plan = w->ctx->plan;
     a.tiles = w->ctx->tiles, a.merges = w->ctx->merges;
     a.parts_out = w->ctx->parts_out, a.parts_lse = w->ctx->parts_lse;
-    return ok(w, "attention", qkc_attend_prefill(w->launch, &a, &w->pass->tiling));
+    a.state = w->ctx->ring.state;
+    return a;
+}
+
+/* Sequences with pages in host memory, range by range as these arrive. The launches are not programmatic: events stand
+ * between them. */
+static bool attend_ranges(way *w, const qkc_attend_prefill_args *a)
+{
+    const qkc_stream *stream = &w->step->stream;
+    qkc_launch launch = *w->launch;
+    launch.pdl = false;
+    if (!ok(w, "places in the ring", qkc_stream_place(&launch, w->step, w->layer)))
+        return false;
+    for (uint32_t i = 0; i < stream->n_ranges; i++) {
+        const qkc_range *range = &stream->ranges[i];
+        const qkc_round *tiles = &stream->seqs[range->seq].tiles;
+        if (!ok(w, "a wait for host pages", qkc_stream_before(w->step, w->layer, range)) ||
+            !ok(w, "attention of a range",
+                qkc_attend_prefill_range(&launch, a, tiles, range->key_begin, range->key_end)) ||
+            !ok(w, "copies of host pages", qkc_stream_after(w->step, w->layer, range)) ||
+            (range->ends && !ok(w, "merging", qkc_attend_prefill_merge(&launch, a, tiles))))
+            return false;
+    }
+    return true;
+}
+
+static bool attend(way *w)
+{
+    qkc_attend_prefill_args a = attend_args(w), others = a;
+    if (!w->pass->is_streamed)
+        return ok(w, "attention", qkc_attend_prefill(w->launch, &a, &w->pass->tiling));
+    others.tiles += w->step->stream.n_tiles;
+    others.merges += w->step->stream.n_merges;
+    return ok(w, "attention", qkc_attend_prefill(w->launch, &others, &w->pass->tiling)) &&
+           attend_ranges(w, &a);
 }
 
 /* ---- Passes of few rows -------------------------------------------------------------------------------------- */

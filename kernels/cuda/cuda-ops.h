@@ -309,22 +309,22 @@ cudaError_t qkc_attend_prefill(
     const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_tiling *tiling);
 
 /* The same for one sequence, in several launches over ranges of its keys: for keys that pass through a ring. The ranges
- * are given from the last keys to the first, without gaps, each but the last beginning at a multiple of QK_SPAN_TOKENS.
- * A tile goes on where the launch before left it: its bits are those of one launch over everything. In one launch at
- * most one of these is true: a part ends in the range that began in another launch; a part begins in another launch that
- * this one works on (qkc_range_cut() says where to cut). @tiles: the sequence's own, cut alone by
- * qkc_cut_sequence_tiles(). The merges are a launch of their own, after the last range. */
+ * are given from the last keys to the first, without gaps, each beginning at a multiple of QK_SPAN_TOKENS. A tile goes on
+ * where the launch before left it: its bits are those of one launch over everything. Since a row has one place for its
+ * state, a launch must not end one part that another launch has begun and begin one that another will end:
+ * qkc_range_cut(). @tiles: the sequence's own, of qkc_cut_sequence_tiles(). The merges are a launch of their own, after
+ * the last range. */
 cudaError_t qkc_attend_prefill_range(const qkc_launch *launch, const qkc_attend_prefill_args *args,
     const qkc_round *tiles, uint32_t key_begin, uint32_t key_end);
 cudaError_t qkc_attend_prefill_merge(
     const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_round *tiles);
-/* The tiles of sequence @seq alone, as qkc_cut_tiles() cuts them, behind what @tiles and @merges have: @first says where
- * to put them, and gets how many there are. Returns into how many parts its keys are cut. */
+/* The tiles of sequence @seq alone, as qkc_cut_tiles() cuts them: @first says where in @tiles and @merges they go, and
+ * gets how many there are. Returns into how many parts its keys are cut. */
 uint32_t qkc_cut_sequence_tiles(const qk_plan *plan, uint32_t seq, uint32_t n_heads, uint32_t n_kv_heads,
     uint32_t head_dim, bool hopper, int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges,
     qkc_round *first);
-/* Where a launch over [@key_begin, @key_end) of a sequence of @n_keys in @n_parts is cut in two: in [@key_begin,
- * @key_end], and then it is one of both when it need not be. */
+/* Where a range of a sequence of @n_keys in @n_parts is to be cut in two launches: @key_begin when one will do, else a key
+ * in between. */
 uint32_t qkc_range_cut(uint32_t n_keys, uint32_t n_parts, uint32_t key_begin, uint32_t key_end);
 
 /* The portable kernel has two forms: 4 warps of 32 rows, two blocks an SM (cards with 160 KB of shared memory an SM),

@@ -201,6 +201,14 @@ static void lay_out_device(qkc_context *ctx, arena *a)
     ctx->gemm_workspace = take_bytes(a, many ? QKC_GEMM_WORKSPACE_BYTES : 0, 1);
     ctx->sample_workspace = take_bytes(a, qkc_sample_bytes(p->outputs_max, shape->vocab), 1);
 
+    if (p->ring_bytes > 0) {
+        qkc_ring *ring = &ctx->ring;
+        ring->memory = (char *)take_bytes(a, p->ring_bytes, 1);
+        take(a, &ring->places, p->pages_max);
+        take(a, &ring->scattered, p->pages_max);
+        take(a, &ring->state, rows * shape->n_heads * (shape->head_dim + QKC_STATE_EXTRA));
+    }
+
     /* Only the beginning of the decode attention's workspace, the part that no sequence needs, has to stay as it is. */
     const uint64_t decode_begin = a->used;
     ctx->decode_workspace =
@@ -215,6 +223,19 @@ static void lay_out_host(qkc_context *ctx, arena *a)
     for (uint32_t i = 0; i < QKC_HISTORY_STAGES; i++)
         take(a, &ctx->stage[i], ctx->head.params.slots_max > 0 ? shape_of(ctx)->vocab : 0);
     take(a, &ctx->slots_copy, ctx->head.params.slots_max);
+}
+
+static void lay_out_stream(qkc_stream *stream, const qk_context_params *p, arena *a)
+{
+    const uint64_t n_groups = p->pages_max / (QK_SPAN_TOKENS / QK_PAGE_TOKENS) + (uint64_t)p->seqs_max;
+    take(a, &stream->is_streamed, p->seqs_max);
+    take(a, &stream->seqs, p->seqs_max);
+    take(a, &stream->groups, n_groups);
+    take(a, &stream->ranges, 2 * (n_groups + p->seqs_max));
+    take(a, &stream->runs, p->pages_max);
+    take(a, &stream->scattered, p->pages_max);
+    take(a, &stream->places, p->pages_max);
+    take(a, &stream->order, p->pages_max);
 }
 
 static void lay_out_step(qkc_step *step, arena *a)
@@ -237,6 +258,8 @@ static void lay_out_step(qkc_step *step, arena *a)
     take(a, &step->tiles, ctx->tiles_max);
     take(a, &step->merges, ctx->tiles_max);
     take(a, &step->staged, p->logits_max * vocab);
+    if (p->ring_bytes > 0)
+        lay_out_stream(&step->stream, p, a);
     if (p->logits_max > 0 &&
         __builtin_mul_overflow((uint64_t)p->outputs_max * sizeof(float), vocab, &step->logits_bytes))
         a->overflow = true;
@@ -293,7 +316,7 @@ static qk_status check_params(qkc_context *ctx)
             "head_dim 64 and "
             "128, at most 8 query heads a kv head, hidden and ffn that are multiples of 8",
             shape->head_dim, shape->n_heads / shape->n_kv_heads, shape->hidden, shape->ffn);
-    return QK_OK;
+    return qkc_ring_plan(ctx);
 }
 
 /* Fills the sizes of @ctx, whose head is set. */
@@ -398,6 +421,8 @@ static qk_status start_context(qkc_context *ctx)
     for (uint32_t i = 0; i < QKC_HISTORY_STAGES && code == cudaSuccess; i++)
         code = cudaEventCreateWithFlags(&ctx->stage_done[i], cudaEventDisableTiming | cudaEventBlockingSync);
     if (code == cudaSuccess)
+        code = qkc_ring_start(ctx);
+    if (code == cudaSuccess)
         code = cudaMemsetAsync(ctx->block, 0, ctx->block_bytes, compute(ctx));
     if (code == cudaSuccess && p->slots_max > 0)
         code = cudaMemsetAsync(ctx->slots, 0xff, p->slots_max * sizeof(*ctx->slots), compute(ctx));
@@ -444,6 +469,7 @@ void qkc_context_free(qk_context *context)
         for (uint32_t i = 0; i < QKC_HISTORY_STAGES; i++)
             if (ctx->stage_done[i] != NULL)
                 cudaEventDestroy(ctx->stage_done[i]);
+        qkc_ring_stop(ctx);
         cudaFreeHost(ctx->host_block);
         cudaFree(ctx->block);
         cudaGetLastError();
@@ -558,7 +584,8 @@ static qk_status make_graphs(qkc_step *step)
 /* ---- Step objects -------------------------------------------------------------------------------------------- */
 
 /* A step over garbage: @n_rows rows behind some cached ones, all pages being @page, one output without a slot. */
-static qk_status run_garbage(qkc_step *step, uint32_t kv_class, uint32_t n_rows, const void *page)
+static qk_status run_garbage(
+    qkc_step *step, uint32_t kv_class, uint32_t n_rows, const void *page, bool streamed)
 {
     const qk_context_params *p = &((const qkc_context *)step->head.context)->head.params;
     qk_plan *plan = &step->plan;
@@ -574,6 +601,8 @@ static qk_status run_garbage(qkc_step *step, uint32_t kv_class, uint32_t n_rows,
         plan->tokens[i] = 0;
     for (uint32_t i = 0; i < pages_max; i++)
         plan->pages[i] = (uint64_t)(uintptr_t)page;
+    if (streamed && n_rows + QK_PAGE_TOKENS <= pages_max * QK_PAGE_TOKENS)
+        plan->pages[0] |= QK_PAGE_HOST; /* device memory goes through the ring as well */
     qk_seq seq = {};
     seq.n_rows = n_rows;
     seq.start = pages_max * QK_PAGE_TOKENS - n_rows;
@@ -612,7 +641,11 @@ static qk_status warm_up(qkc_step *step)
     const uint32_t n_rows[] = {1, 2, QKC_SMALL_ROWS + 1};
     for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
         for (uint32_t i = 0; i < sizeof(n_rows) / sizeof(n_rows[0]) && status == QK_OK; i++)
-            status = run_garbage(step, k, n_rows[i], page);
+            status = run_garbage(step, k, n_rows[i], page, false);
+    for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
+        for (uint32_t i = 1; i < sizeof(n_rows) / sizeof(n_rows[0]) && status == QK_OK; i++)
+            if (ctx->head.params.ring_bytes > 0)
+                status = run_garbage(step, k, n_rows[i], page, true);
     if (!qkc_is_lost(backend))
         cudaFree(page);
     memset(step->block, 0, step->block_bytes);
@@ -711,25 +744,44 @@ void qkc_step_cancel(qk_step *step)
 
 /* ---- Submitting ---------------------------------------------------------------------------------------------- */
 
-/* Tiles of the plan, cut into the step's pinned memory and sent to the device. */
+bool qkc_takes_hopper(const qkc_context *ctx)
+{
+    const qk_shape *shape = shape_of(ctx);
+    return backend_of(ctx)->hopper &&
+           qkc_attend_prefill_hopper_runs(shape->n_heads, shape->n_kv_heads, shape->head_dim);
+}
+
+/* Tiles of the plan, cut into the step's pinned memory (behind those of streamed sequences) and sent to the device. */
 static qk_status send_tiles(qkc_step *step, qkc_pass *pass)
 {
     qkc_context *ctx = pass->context;
     qkc_backend *backend = backend_of(ctx);
     const qk_shape *shape = shape_of(ctx);
-    const bool hopper =
-        backend->hopper && qkc_attend_prefill_hopper_runs(shape->n_heads, shape->n_kv_heads, shape->head_dim);
-    qkc_cut_tiles(&step->plan, shape->n_heads, shape->n_kv_heads, shape->head_dim, hopper, backend->n_sms,
-        ctx->part_rows_max, step->tiles, step->merges, &pass->tiling);
-    cudaError_t code = cudaMemcpyAsync(ctx->tiles, step->tiles, pass->tiling.n_tiles * sizeof(*step->tiles),
-        cudaMemcpyHostToDevice, compute(ctx));
-    if (code == cudaSuccess && pass->tiling.n_merges > 0)
-        code = cudaMemcpyAsync(ctx->merges, step->merges, pass->tiling.n_merges * sizeof(*step->merges),
-            cudaMemcpyHostToDevice, compute(ctx));
+    const uint32_t n_tiles = pass->is_streamed ? step->stream.n_tiles : 0,
+                   n_merges = pass->is_streamed ? step->stream.n_merges : 0;
+    qkc_cut_other_tiles(&step->plan, pass->is_streamed ? step->stream.is_streamed : NULL, shape->n_heads,
+        shape->n_kv_heads, shape->head_dim, qkc_takes_hopper(ctx), backend->n_sms, ctx->part_rows_max,
+        step->tiles + n_tiles, step->merges + n_merges, &pass->tiling);
+    cudaError_t code = cudaMemcpyAsync(ctx->tiles, step->tiles,
+        (n_tiles + pass->tiling.n_tiles) * sizeof(*step->tiles), cudaMemcpyHostToDevice, compute(ctx));
+    if (code == cudaSuccess && n_merges + pass->tiling.n_merges > 0)
+        code = cudaMemcpyAsync(ctx->merges, step->merges,
+            (n_merges + pass->tiling.n_merges) * sizeof(*step->merges), cudaMemcpyHostToDevice, compute(ctx));
     return code == cudaSuccess ? QK_OK : qkc_fail(backend, QK_UNSUPPORTED, code, "step: sending tiles");
 }
 
-static qk_status launch_pass(qkc_step *step, bool decode)
+/* The bucket that the graph of the plan's decode step is in. */
+static uint32_t find_bucket(const qkc_context *ctx, uint32_t n_rows)
+{
+    uint32_t bucket = 0;
+    while (bucket_rows(ctx, bucket) < n_rows)
+        bucket++;
+    return bucket;
+}
+
+/* A streamed decode step is launched for as many rows as the graph in whose place it is: products of few rows go other
+ * ways than those of more. */
+static qk_status launch_pass(qkc_step *step, bool decode, bool streamed)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_plan *plan = &step->plan;
@@ -739,8 +791,19 @@ static qk_status launch_pass(qkc_step *step, bool decode)
     pass.launch = launch_on(backend_of(ctx), compute(ctx));
     pass.layout = qkc_layout_of(ctx, plan->kv_class);
     pass.kind = decode ? QKC_PASS_DECODE : plan->n_rows <= QKC_SMALL_ROWS ? QKC_PASS_FEW : QKC_PASS_MANY;
+    pass.is_streamed = streamed;
     pass.n_rows = plan->n_rows;
     pass.n_outputs = plan->n_outputs;
+    if (decode && plan->n_outputs > 0) {
+        pass.n_rows = bucket_rows(ctx, find_bucket(ctx, plan->n_rows));
+        pass.n_outputs = min_u32(pass.n_rows, ctx->head.params.outputs_max);
+    }
+    if (streamed) {
+        const uint32_t n_layers = shape_of(ctx)->n_layers;
+        cudaError_t code = qkc_stream_begin(step, decode || plan->n_outputs > 0 ? n_layers : n_layers - 1);
+        if (code != cudaSuccess)
+            return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: beginning to copy host pages");
+    }
     qk_status status = decode ? QK_OK : send_tiles(step, &pass);
     return status == QK_OK ? qkc_layers(&pass) : status;
 }
@@ -748,9 +811,7 @@ static qk_status launch_pass(qkc_step *step, bool decode)
 static qk_status launch_graph(qkc_step *step)
 {
     const qkc_context *ctx = (const qkc_context *)step->head.context;
-    uint32_t bucket = 0;
-    while (bucket_rows(ctx, bucket) < step->plan.n_rows)
-        bucket++;
+    const uint32_t bucket = find_bucket(ctx, step->plan.n_rows);
     cudaError_t code = cudaGraphLaunch(step->graphs[step->plan.kv_class][bucket], compute(ctx));
     return code == cudaSuccess ? QK_OK
                                : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code,
@@ -801,13 +862,17 @@ qk_status qkc_step_submit(qk_step *base)
         status = check_pages(step);
     if (status != QK_OK)
         return status;
-    const bool decode = plan->n_seqs == plan->n_rows && plan->n_rows <= ctx->decode_max;
+    const bool single = plan->n_seqs == plan->n_rows, decode = single && plan->n_rows <= ctx->decode_max;
+    const bool streamed = qkc_has_host_pages(plan) && !(single && plan->host_path == QK_HOST_READ);
+    if (streamed && (status = qkc_stream_build(step, decode)) != QK_OK)
+        return status;
     /* A graph has up to decode_max rows. */
     qkc_write_rows(plan, decode ? ctx->decode_max : plan->n_rows, step->counts, step->rows);
     __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
     __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
 
-    status = decode && plan->n_outputs > 0 ? launch_graph(step) : launch_pass(step, decode);
+    status =
+        decode && !streamed && plan->n_outputs > 0 ? launch_graph(step) : launch_pass(step, decode, streamed);
     if (status == QK_OK)
         status = enqueue_end(step);
     if (status == QK_OK) {
@@ -816,8 +881,10 @@ qk_status qkc_step_submit(qk_step *base)
         return QK_OK;
     }
     set_status(step, status);
-    if (status != QK_DEVICE_LOST)
-        cudaStreamSynchronize(compute(ctx)); /* what was launched reads the step's memory */
+    if (status != QK_DEVICE_LOST) { /* what was launched reads the step's memory, and the plan's pages */
+        cudaStreamSynchronize(backend_of(ctx)->streams[QK_STREAM_TO_DEVICE]);
+        cudaStreamSynchronize(compute(ctx));
+    }
     return status;
 }
 

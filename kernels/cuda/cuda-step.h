@@ -1,11 +1,77 @@
-/* cuda-step.h: a context's workspace and a step's buffers, shared by cuda-step.cu, which makes and submits them, and
- * cuda-layers.cu, which launches a step's kernels on them. Internal to kernels/cuda. */
+/* cuda-step.h: a context's workspace and a step's buffers, shared by cuda-step.cu, which makes and submits them,
+ * cuda-layers.cu, which launches a step's kernels on them, and cuda-stream.cu, which brings host pages to those kernels.
+ * Internal to kernels/cuda. */
 #pragma once
 #include "kernels/cuda/cuda-backend.h"
 
 #define QKC_BUCKETS_MAX    8u /* graphs of a step */
 #define QKC_HISTORY_STAGES 4u
 #define QKC_KV_CLASSES     2u
+
+/* ---- Host pages on their way (cuda-stream.cu) ---------------------------------------------------------------- */
+
+#define QKC_RING_PARTS_MAX 4u
+#define QKC_NO_GROUP       UINT32_MAX
+
+/* Where in the ring an entry of the plan's page table will be; group QKC_NO_GROUP: it stays where it is. */
+typedef struct {
+    uint32_t group, slot;
+} qkc_place;
+/* Neighbouring pages of host memory, for as many slots. */
+typedef struct {
+    uint64_t from; /* device-visible address of the first */
+    uint32_t slot, n_pages;
+} qkc_run;
+typedef struct {
+    uint64_t address;
+    uint32_t page; /* index in the plan's page table */
+} qkc_far_page;
+/* Pages that are in one part of the ring together: runs, and pages alone. */
+typedef struct {
+    uint32_t run, n_runs, page, n_pages;
+} qkc_group;
+/* A launch of the attention. */
+typedef struct {
+    uint32_t seq; /* index in the stream's seqs */
+    uint32_t key_begin, key_end;
+    uint32_t group;         /* what it needs; QKC_NO_GROUP: only pages in device memory */
+    bool is_first, is_last; /* of its group's */
+    bool ends;              /* the last of its sequence */
+} qkc_range;
+typedef struct {
+    uint32_t seq;     /* index in the plan's seqs */
+    uint32_t n_parts; /* of its keys */
+    qkc_round tiles;
+} qkc_streamed_seq;
+
+/* Of a context with ring_bytes. Device memory unless said. */
+typedef struct {
+    char *memory;
+    uint64_t part_bytes;
+    uint32_t n_parts;
+    qkc_place *places;  /* [pages_max] */
+    qkc_run *scattered; /* [pages_max] */
+    float *state;       /* [rows_max, n_heads, head_dim + QKC_STATE_EXTRA]: of tiles between two ranges */
+    cudaEvent_t begun, copied[QKC_RING_PARTS_MAX], used[QKC_RING_PARTS_MAX];
+} qkc_ring;
+
+/* What of a step's plan goes through the ring, the same in every layer. Pinned host memory, there when the context has a
+ * ring. */
+typedef struct {
+    bool is_decode, overlaps;
+    uint32_t n_layers; /* whose attention is computed */
+    uint32_t n_seqs, n_groups, n_ranges, n_runs, n_scattered;
+    uint32_t n_tiles, n_merges; /* of the streamed sequences: the first of the step's */
+    bool *is_streamed;          /* [seqs_max] */
+    qkc_streamed_seq *seqs;     /* [seqs_max] */
+    qkc_group *groups; /* [pages_max / 16 + seqs_max]: of the sequences in turn, from the last keys on */
+    qkc_range *ranges; /* [2 * (pages_max / 16 + 2 * seqs_max)]: in the order of their launches */
+    qkc_run *runs, *scattered; /* [pages_max] */
+    qkc_place *places;         /* [pages_max] */
+    qkc_far_page *order;       /* [pages_max] */
+} qkc_stream;
+
+/* ---- Contexts and steps -------------------------------------------------------------------------------------- */
 
 /* Device memory unless said. Names in brackets share memory, see lay_out_device(). */
 typedef struct {
@@ -55,6 +121,7 @@ typedef struct {
     cudaEvent_t stage_done[QKC_HISTORY_STAGES];
     uint32_t next_stage;
     bool is_warm; /* a step has run every kind of pass */
+    qkc_ring ring;
 } qkc_context;
 
 typedef enum {
@@ -78,6 +145,7 @@ typedef struct {
     float *logits; /* [outputs_max, vocab]: pageable, only what is written takes memory; NULL without */
     uint64_t logits_bytes;
 
+    qkc_stream stream;
     cudaGraphExec_t graphs[QKC_KV_CLASSES][QKC_BUCKETS_MAX];
     cudaEvent_t done;
     bool running;
@@ -93,12 +161,31 @@ typedef struct {
     qkc_launch launch;
     qkc_pass_kind kind;
     const qk_kv_layout *layout; /* the plan's kv_class' */
+    bool is_streamed;           /* by step->stream; its tiles come before those of @tiling */
     uint32_t n_rows, n_outputs; /* at most so many; of a captured pass: its bucket. n_outputs 0: none */
     qkc_tiling tiling;          /* of QKC_PASS_FEW and QKC_PASS_MANY: what step->tiles were copied from */
 } qkc_pass;
 
 /* The layout of a plan's pages; NULL when the context has none of that class. */
 const qk_kv_layout *qkc_layout_of(const qkc_context *ctx, uint32_t kv_class);
+
+bool qkc_takes_hopper(const qkc_context *ctx); /* whether prompt rows go through the Hopper kernel */
+
+/* Sets the ring's parts from the context's params: QK_UNSUPPORTED when it is too small. Then its events, at last freed. */
+qk_status qkc_ring_plan(qkc_context *ctx);
+cudaError_t qkc_ring_start(qkc_context *ctx);
+void qkc_ring_stop(qkc_context *ctx);
+
+bool qkc_has_host_pages(const qk_plan *plan);
+/* Deals the plan's host pages into groups and lists the launches: host work alone. QK_UNSUPPORTED: the ring does not do. */
+qk_status qkc_stream_build(qkc_step *step, bool is_decode);
+void qkc_stream_clear(qkc_step *step);
+/* Once a step, before anything else of it; the attention of @n_layers layers will be launched. */
+cudaError_t qkc_stream_begin(qkc_step *step, uint32_t n_layers);
+/* Once a layer, before its ranges: the page table gets the layer's places. Around the launches of each range: */
+cudaError_t qkc_stream_place(const qkc_launch *launch, qkc_step *step, uint32_t layer);
+cudaError_t qkc_stream_before(qkc_step *step, uint32_t layer, const qkc_range *range);
+cudaError_t qkc_stream_after(qkc_step *step, uint32_t layer, const qkc_range *range);
 
 /* Launches everything from the plan to the status word, in order. On failure the backend has the line. */
 qk_status qkc_layers(const qkc_pass *pass);
