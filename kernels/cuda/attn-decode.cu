@@ -30,7 +30,7 @@
  *  3. The new key and value are read from the QKV product by the block that has the sequence's last piece, which alone
  *     uses them, rounded to bf16 as the page gets them. Nothing else in the page is written.
  *  4. Every item of a sequence of several pieces counts itself in the sequence's counter, also when the step has been
- *     given up: so the counters wrap back to zero in every launch.
+ *     given up: so the counters wrap back to zero in every launch, or in the last of those that share the pieces.
  *  5. Reads before qkc_pdl_wait(): in a launch with layer > 0 the plan (but for its state), the pages' older keys and
  *     values, the cos_sin table. That relies on this: the step's attention of the layer before was this kernel too,
  *     which triggers its dependents after its own wait, every kernel of the step waits before it ends, and the plan and
@@ -84,7 +84,7 @@ template <int D> struct block_memory {
     uint32_t end[QKC_SMALL_ROWS];  /* pieces of the sequences up to and with this one */
     uint32_t keys[QKC_SMALL_ROWS]; /* the sequence's length, with the new token */
     uint32_t page[QKC_SMALL_ROWS]; /* where its pages begin in the plan */
-    uint32_t n_pieces;             /* of all sequences */
+    uint32_t n_pieces;             /* of all sequences; or where the launch's pieces end in their list */
     uint32_t is_last, given_up;
     uint64_t next[WARPS]; /* address of the warp's first page in the next item; 0: none */
     /* The block's items in turn, item k in slot k % 3, one without pages past the last. */
@@ -208,7 +208,7 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
         before += __shfl_sync(ALL_LANES, n, QKC_WARP - 1);
     }
     if (lane == 0)
-        s.n_pieces = before;
+        s.n_pieces = p.a.end_piece > 0 ? min(before, p.a.end_piece) : before;
 }
 
 /* A whole warp calls it: puts item @index of the list into slot @to; one without pages past the list's end. */
@@ -216,7 +216,7 @@ template <int D>
 static __device__ void find_item(const decode_params &p, block_memory<D> &s, uint32_t index, item_info *to)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
-    const uint32_t piece = index / p.a.n_kv_heads;
+    const uint32_t piece = index / p.a.n_kv_heads + p.a.first_piece;
     const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= piece)) +
                          __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= piece));
     if (lane != 0)
@@ -713,7 +713,8 @@ template <int D> static __device__ __forceinline__ void hint_item(const decode_p
 template <int D> static __device__ void count_items(const decode_params &p, block_memory<D> &s)
 {
     item_info *it = &s.item[0];
-    for (uint32_t index = blockIdx.x; index < s.n_pieces * p.a.n_kv_heads; index += gridDim.x) {
+    for (uint32_t index = blockIdx.x; index < (s.n_pieces - p.a.first_piece) * p.a.n_kv_heads;
+         index += gridDim.x) {
         find_item(p, s, index, it);
         __syncwarp();
         if (threadIdx.x == 0 && it->n_pieces > 1)
@@ -817,6 +818,11 @@ size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_k
 cudaError_t qkc_attend_decode_init(void)
 {
     return cudaSuccess; /* static shared memory alone */
+}
+
+uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys)
+{
+    return piece_keys(n_keys);
 }
 
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args)

@@ -300,6 +300,56 @@ static bool small_qkv(way *w, const small_rows *r)
     return ok(w, "QKV", qkc_linear(w->launch, &a));
 }
 
+/* The pieces from @first on below @end in the list of all sequences'. */
+static bool attend_some(way *w, qkc_attend_decode_args a, uint32_t first, uint32_t end)
+{
+    qkc_launch launch = *w->launch;
+    launch.pdl = false; /* events stand between the launches */
+    a.first_piece = first;
+    a.end_piece = end;
+    return first == end || ok(w, "attention of pieces", qkc_attend_decode(&launch, &a));
+}
+
+/* Those of one sequence with pages in host memory, as these arrive. @first: its first piece in the list. */
+static bool attend_ranges_of(way *w, const qkc_attend_decode_args *a, uint32_t seq, uint32_t first)
+{
+    const qkc_stream *stream = &w->step->stream;
+    const uint32_t size = qkc_attend_decode_piece_keys(w->step->plan.seqs[seq].start + 1);
+    for (uint32_t i = 0; i < stream->n_ranges; i++) {
+        const qkc_range *range = &stream->ranges[i];
+        if (stream->seqs[range->seq].seq == seq &&
+            (!ok(w, "a wait for host pages", qkc_stream_before(w->step, w->layer, range)) ||
+                !attend_some(
+                    w, *a, first + range->key_begin / size, first + (range->key_end + size - 1) / size) ||
+                !ok(w, "copies of host pages", qkc_stream_after(w->step, w->layer, range))))
+            return false;
+    }
+    return true;
+}
+
+/* A layer's attention in several launches: streamed sequences one after the other, what is between them at once. */
+static bool attend_pieces(way *w, const qkc_attend_decode_args *a)
+{
+    const qkc_stream *stream = &w->step->stream;
+    const qk_plan *plan = &w->step->plan;
+    qkc_launch launch = *w->launch;
+    uint32_t at = 0, done = 0; /* pieces of the sequences so far; of them launched */
+    launch.pdl = false;
+    if (!ok(w, "places in the ring", qkc_stream_place(&launch, w->step, w->layer)))
+        return false;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const uint32_t n_keys = plan->seqs[i].start + 1, size = qkc_attend_decode_piece_keys(n_keys);
+        const uint32_t end = at + (n_keys + size - 1) / size;
+        if (stream->is_streamed[i]) {
+            if (!attend_some(w, *a, done, at) || !attend_ranges_of(w, a, i, at))
+                return false;
+            done = end;
+        }
+        at = end;
+    }
+    return attend_some(w, *a, done, at);
+}
+
 static bool attend_decode(way *w)
 {
     const qkc_layer *layer = &w->model->layers[w->layer];
@@ -315,6 +365,8 @@ static bool attend_decode(way *w)
     a.plan = w->ctx->plan;
     a.workspace = w->ctx->decode_workspace;
     a.cancel = w->step->cancel;
+    if (w->pass->is_streamed)
+        return attend_pieces(w, &a);
     return ok(w, "attention", qkc_attend_decode(w->launch, &a));
 }
 

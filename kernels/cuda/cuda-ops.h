@@ -231,7 +231,12 @@ typedef struct {
         workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
                         qkc_attend_decode_bytes(0, ...), the rest may be overwritten between launches */
     const volatile uint32_t *cancel; /* latched into plan.state when not NULL */
+    /* A launch over some of the work: of the list of all sequences' pieces, sequence by sequence in position order, those
+     * from first_piece on that are below end_piece (0: all). A layer's launches have each piece once, and what ends last
+     * merges. They are not programmatic. */
+    uint32_t first_piece, end_piece;
 } qkc_attend_decode_args;
+uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys); /* of a sequence of @n_keys */
 size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args);
 

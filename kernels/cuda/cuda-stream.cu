@@ -205,8 +205,9 @@ static void close_group(const dealing *d, uint32_t begin, uint32_t end)
     add_range(d, begin, cut, group, false, true);
 }
 
-/* From the last unit to the first; the keys behind the last host page go alone, so that the attention need not wait. */
-static void deal_pages(const dealing *d)
+/* From the last unit to the first; the keys behind the last host page go alone, so that the attention need not wait.
+ * Returns 0, or the host pages of a unit that a part of the ring has no room for. */
+static uint32_t deal_pages(const dealing *d)
 {
     const qk_plan *plan = &d->step->plan;
     const uint32_t n_pages = d->seq->n_pages, unit_keys = d->unit_pages * QK_PAGE_TOKENS;
@@ -217,6 +218,8 @@ static void deal_pages(const dealing *d)
         uint32_t n = 0;
         for (uint32_t p = unit * d->unit_pages; p < last; p++)
             n += is_host(plan, d->seq->page_begin + p);
+        if (n > d->n_slots)
+            return n;
         if (n > 0 && (is_tail || n_in + n > d->n_slots)) {
             const uint32_t begin = std::min((unit + 1) * unit_keys, d->n_keys);
             close_group(d, begin, end);
@@ -227,6 +230,7 @@ static void deal_pages(const dealing *d)
         n_in += n;
     }
     close_group(d, 0, end);
+    return 0;
 }
 
 /* The sequence's tiles, behind those of the streamed sequences before it. */
@@ -269,11 +273,6 @@ qk_status qkc_stream_build(qkc_step *step, bool is_decode)
     if (ctx->head.params.ring_bytes == 0)
         return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
             "step: a page is in host memory and is to be streamed, but the context's ring_bytes is 0");
-    if (is_decode)
-        return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
-            "step: host_path is stream, but the CUDA backend reads host pages in place when every sequence "
-            "has one "
-            "row");
     const uint64_t slice = qkc_layout_of(ctx, plan->kv_class)->layer_stride;
     stream->is_decode = is_decode;
     for (uint32_t i = 0; i < plan->n_pages; i++)
@@ -293,15 +292,15 @@ qk_status qkc_stream_build(qkc_step *step, bool is_decode)
         d.seq = &plan->seqs[i];
         d.index = stream->n_seqs++;
         d.n_keys = d.seq->start + d.seq->n_rows;
-        d.unit_pages = SPAN_PAGES;
+        d.unit_pages = (is_decode ? qkc_attend_decode_piece_keys(d.n_keys) : QK_SPAN_TOKENS) / QK_PAGE_TOKENS;
         d.n_slots = (uint32_t)std::min(ctx->ring.part_bytes / slice, (uint64_t)UINT32_MAX);
-        if (d.unit_pages > d.n_slots)
-            return refuse_ring(ctx, d.unit_pages, d.n_slots);
         stream->seqs[d.index].seq = i;
         stream->seqs[d.index].n_parts = 1;
         if (!is_decode)
             cut_tiles(step, &stream->seqs[d.index]);
-        deal_pages(&d);
+        const uint32_t n_unfit = deal_pages(&d);
+        if (n_unfit > 0)
+            return refuse_ring(ctx, n_unfit, d.n_slots);
     }
     if (stream->overlaps)
         return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
