@@ -217,7 +217,10 @@ cudaError_t qkc_linear(const qkc_launch *launch, const qkc_linear_args *args);
  *
  * With launch->pdl a launch with layer > 0 reads the plan (not its state), cos_sin and older keys and values before its
  * wait: in the stream, the same step's launch with layer - 1 comes before it, and that triggers after its own wait. A
- * given-up step (plan.state) leaves the output alone; its new keys and values may or may not be written. */
+ * given-up step (plan.state) leaves the output alone; its new keys and values may or may not be written.
+ *
+ * With @lse pages at address 0 are outside: whole spans, none of them with the new token; their keys do not count. Cuts
+ * and orders of sums stay those of the sequence's length. Without it no page may be at address 0. */
 #define QKC_ITEMS_A_SEQ 64u
 typedef struct {
     const float *qkv; /* [rows_max, q_dim + 2 * kv_dim]: raw, out of the QKV product */
@@ -235,6 +238,8 @@ typedef struct {
      * from first_piece on that are below end_piece (0: all). A layer's launches have each piece once, and what ends last
      * merges. They are not programmatic. */
     uint32_t first_piece, end_piece;
+    float
+        *lse; /* [rows_max, n_heads]: receives ln of the sum of exp(q.k / sqrt(head_dim)); NULL: not wanted */
 } qkc_attend_decode_args;
 uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys); /* of a sequence of @n_keys */
 size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
