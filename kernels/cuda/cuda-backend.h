@@ -12,6 +12,7 @@
  *   cuda-step.cu     contexts and steps: workspace, graphs, submission, results
  *   cuda-layers.cu   the launches of one step, in order
  *   cuda-stream.cu   host pages through a ring on the device
+ *   cuda-partial.cu  decode steps with pages that the host attends to: its thread, and the merge
  *
  * Threads: the engine's thread calls in; qk_step_cancel(), qk_event_query(), qk_host_register() and qk_host_unregister()
  * may come from any thread. A CUDA error that leaves the device unusable makes the backend lost for good (qkc_fail()).

@@ -3,6 +3,7 @@
  *   prepare                                                plan, tokens, positions, embeddings
  *   decode, few rows:  a layer is  linear(norm + QKV), attention, linear(O) += x, linear(norm + gate,up, SiLU),
  *                                  linear(down) += x; then linear(norm + lm_head) of the output rows, sample
+ *                      (with outside pages two more launches around the attention: cuda-partial.cu)
  *   16 rows on:        the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
  *   many rows:         a layer is  rms_norm, QKV, heads, attention, O += x, rms_norm, (gate,up, SiLU) by row blocks,
  *                                  down += x; after the last attention only the output rows go on, the few-rows way
@@ -365,9 +366,17 @@ static bool attend_decode(way *w)
     a.plan = w->ctx->plan;
     a.workspace = w->ctx->decode_workspace;
     a.cancel = w->step->cancel;
+    a.lse = w->pass->outside ? w->ctx->partial_lse : NULL;
     if (w->pass->is_streamed)
         return attend_pieces(w, &a);
     return ok(w, "attention", qkc_attend_decode(w->launch, &a));
+}
+
+/* With outside pages: q to the host before, the host's part to the device's behind. */
+static bool attend_decode_outside(way *w)
+{
+    return ok(w, "publishing q", qkc_partial_publish(w->pass, w->layer)) && attend_decode(w) &&
+           ok(w, "merging", qkc_partial_merge(w->pass, w->layer));
 }
 
 /* ---- Attention of any rows ----------------------------------------------------------------------------------- */
@@ -448,7 +457,8 @@ static bool few_layer(way *w, const small_rows *r)
     if (!small_qkv(w, r))
         return false;
     if (w->pass->kind == QKC_PASS_DECODE) /* writes keys and values too */
-        return attend_decode(w) && (ends_here || small_rest(w, r));
+        return (w->pass->outside ? attend_decode_outside(w) : attend_decode(w)) &&
+               (ends_here || small_rest(w, r));
     if (!heads(w))
         return false;
     return ends_here || (attend(w) && small_rest(w, r));

@@ -3,7 +3,7 @@
  * A decode step (every sequence has one new row, at most QKC_SMALL_ROWS of them, some outputs) is one graph launch: each
  * step object has a graph for each power of two rows, captured from qkc_layers() when the step is made. All that changes
  * from step to step lies in the step's mapped pinned plan, which the graph's first kernel copies to the device. Other
- * steps are launched kernel by kernel.
+ * steps are launched kernel by kernel, decode steps with outside pages among them (cuda-partial.cu).
  *
  * Invariants
  *  1. Each block of memory is laid out by one function that also counts it, so that qkc_context_measure() cannot
@@ -13,7 +13,8 @@
  *     all of that.
  *  3. Slots and history change in the sampler alone (cuda-ops.h), when the step was not given up, and by set_history.
  *  4. The host touches a step's pinned memory only while the step does not run, but for the cancel word.
- *  5. A running step ends in finish(), once, found by poll or wait; both then report the same status.
+ *  5. A running step ends in finish(), once, found by poll or wait; both then report the same status. With outside pages
+ *     that is when the device has ended it and the partial function's thread has left it.
  *  6. On a lost device freeing leaves the driver alone: the memory goes with its context.
  *
  * Device memory for the reference model with 2,048 rows, 91 outputs and 64 slots, in MiB: x 20; a block of 86 that is
@@ -196,6 +197,9 @@ static void lay_out_device(qkc_context *ctx, arena *a)
     take(a, &ctx->tail_counts, many ? (outputs + QKC_SMALL_ROWS - 1) / QKC_SMALL_ROWS * 4 : 0);
     take(a, &ctx->tiles, ctx->tiles_max);
     take(a, &ctx->merges, ctx->tiles_max);
+    take(a, &ctx->partial_index, p->partial_max > 0 ? ctx->decode_max : 0);
+    take(a, &ctx->partial_count, p->partial_max > 0 ? 1 : 0);
+    take(a, &ctx->partial_lse, p->partial_max > 0 ? (uint64_t)ctx->decode_max * shape->n_heads : 0);
     take(a, &ctx->slots, p->slots_max);
     take(a, &ctx->history, (uint64_t)p->slots_max * shape->vocab);
     ctx->gemm_workspace = take_bytes(a, many ? QKC_GEMM_WORKSPACE_BYTES : 0, 1);
@@ -223,6 +227,10 @@ static void lay_out_host(qkc_context *ctx, arena *a)
     for (uint32_t i = 0; i < QKC_HISTORY_STAGES; i++)
         take(a, &ctx->stage[i], ctx->head.params.slots_max > 0 ? shape_of(ctx)->vocab : 0);
     take(a, &ctx->slots_copy, ctx->head.params.slots_max);
+    const uint64_t rows = ctx->head.params.partial_max > 0 ? ctx->decode_max : 0;
+    take(a, &ctx->partial_q, rows * ctx->q_dim);
+    take(a, &ctx->partial_folded, rows * ctx->q_dim);
+    take(a, &ctx->partial_folded_lse, rows * shape_of(ctx)->n_heads);
 }
 
 static void lay_out_stream(qkc_stream *stream, const qk_context_params *p, arena *a)
@@ -260,6 +268,12 @@ static void lay_out_step(qkc_step *step, arena *a)
     take(a, &step->staged, p->logits_max * vocab);
     if (p->ring_bytes > 0)
         lay_out_stream(&step->stream, p, a);
+    if (p->partial_max > 0) {
+        take(a, &step->outside.ready, shape_of(ctx)->n_layers);
+        take(a, &step->outside.answer, shape_of(ctx)->n_layers);
+        take(a, &step->outside.index, ctx->decode_max);
+        take(a, &step->outside.items, p->partial_max);
+    }
     if (p->logits_max > 0 &&
         __builtin_mul_overflow((uint64_t)p->outputs_max * sizeof(float), vocab, &step->logits_bytes))
         a->overflow = true;
@@ -300,11 +314,6 @@ static qk_status check_params(qkc_context *ctx)
     const qk_context_params *p = &ctx->head.params;
     const qk_shape *shape = shape_of(ctx);
     qk_status status;
-    if (p->partial_max > 0)
-        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
-            "context: partial_max is %u, but this CUDA backend attends to pages in device memory alone; "
-            "expected 0",
-            p->partial_max);
     if ((status = check_layout(ctx, &p->layout, "layout")) != QK_OK)
         return status;
     if (p->layout_1.page_bytes > 0 && (status = check_layout(ctx, &p->layout_1, "layout_1")) != QK_OK)
@@ -336,7 +345,8 @@ static qk_status count(qkc_context *ctx, qk_sizes *out)
     if (device.overflow || host.overflow || of_step.overflow ||
         __builtin_add_overflow(of_step.used, step.logits_bytes + sizeof(step), &step_bytes) ||
         step_bytes > UINT64_MAX / 4 ||
-        __builtin_add_overflow(2 * step_bytes, host.used + sizeof(*ctx), &host_bytes))
+        __builtin_add_overflow(2 * step_bytes, host.used + sizeof(*ctx), &host_bytes) ||
+        __builtin_add_overflow(host_bytes, qkc_partial_bytes(ctx), &host_bytes))
         return qkc_fail(backend_of(ctx), QK_NO_MEMORY, cudaSuccess, "context: sizes overflow 64 bits");
     ctx->block_bytes = device.used;
     ctx->host_bytes = host.used;
@@ -429,6 +439,8 @@ static qk_status start_context(qkc_context *ctx)
     if (code != cudaSuccess)
         return qkc_fail(backend, QK_UNSUPPORTED, code, "context: clearing the workspace");
     qk_status status = prepare_products(ctx);
+    if (status == QK_OK && p->partial_max > 0)
+        status = qkc_partial_new(ctx);
     if (status != QK_OK)
         return status;
     code = cudaStreamSynchronize(compute(ctx));
@@ -463,6 +475,7 @@ qk_status qkc_context_new(qk_model *model, const qk_context_params *params, qk_c
 void qkc_context_free(qk_context *context)
 {
     qkc_context *ctx = (qkc_context *)context;
+    qkc_partial_free(ctx->partial);
     if (!qkc_is_lost(backend_of(ctx))) {
         cudaSetDevice(backend_of(ctx)->device);
         cudaStreamSynchronize(compute(ctx)); /* a history may be on its way */
@@ -779,9 +792,9 @@ static uint32_t find_bucket(const qkc_context *ctx, uint32_t n_rows)
     return bucket;
 }
 
-/* A streamed decode step is launched for as many rows as the graph in whose place it is: products of few rows go other
- * ways than those of more. */
-static qk_status launch_pass(qkc_step *step, bool decode, bool streamed)
+/* A decode step that is streamed, or has outside pages, is launched for as many rows as the graph in whose place it is:
+ * products of few rows go other ways than those of more. */
+static qk_status launch_pass(qkc_step *step, bool decode, bool streamed, bool outside)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_plan *plan = &step->plan;
@@ -792,6 +805,7 @@ static qk_status launch_pass(qkc_step *step, bool decode, bool streamed)
     pass.layout = qkc_layout_of(ctx, plan->kv_class);
     pass.kind = decode ? QKC_PASS_DECODE : plan->n_rows <= QKC_SMALL_ROWS ? QKC_PASS_FEW : QKC_PASS_MANY;
     pass.is_streamed = streamed;
+    pass.outside = outside;
     pass.n_rows = plan->n_rows;
     pass.n_outputs = plan->n_outputs;
     if (decode && plan->n_outputs > 0) {
@@ -804,7 +818,7 @@ static qk_status launch_pass(qkc_step *step, bool decode, bool streamed)
         if (code != cudaSuccess)
             return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: beginning to copy host pages");
     }
-    qk_status status = decode ? QK_OK : send_tiles(step, &pass);
+    qk_status status = outside ? qkc_partial_begin(step) : decode ? QK_OK : send_tiles(step, &pass);
     return status == QK_OK ? qkc_layers(&pass) : status;
 }
 
@@ -852,6 +866,19 @@ static qk_status check_pages(const qkc_step *step)
                                 "step: a page's address is not a multiple of 16");
 }
 
+static qk_status fail_outside(const qkc_step *step, bool decode)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    if (decode)
+        return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
+            "step: pages at address 0 beside host pages to be streamed; expected host_path read");
+    return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
+        "step: pages at address 0 with %u rows of %u sequences; on CUDA they need one row a sequence, at "
+        "most "
+        "%u",
+        step->plan.n_rows, step->plan.n_seqs, ctx->decode_max);
+}
+
 qk_status qkc_step_submit(qk_step *base)
 {
     qkc_step *step = (qkc_step *)base;
@@ -864,15 +891,20 @@ qk_status qkc_step_submit(qk_step *base)
         return status;
     const bool single = plan->n_seqs == plan->n_rows, decode = single && plan->n_rows <= ctx->decode_max;
     const bool streamed = qkc_has_host_pages(plan) && !(single && plan->host_path == QK_HOST_READ);
+    const bool outside = qkc_partial_is_needed(step);
+    if (outside && (!decode || streamed))
+        return fail_outside(step, decode);
     if (streamed && (status = qkc_stream_build(step, decode)) != QK_OK)
         return status;
     /* A graph has up to decode_max rows. */
     qkc_write_rows(plan, decode ? ctx->decode_max : plan->n_rows, step->counts, step->rows);
+    step->outside.status = QK_OK;
     __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
     __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
 
-    status =
-        decode && !streamed && plan->n_outputs > 0 ? launch_graph(step) : launch_pass(step, decode, streamed);
+    status = decode && !streamed && !outside && plan->n_outputs > 0
+                 ? launch_graph(step)
+                 : launch_pass(step, decode, streamed, outside);
     if (status == QK_OK)
         status = enqueue_end(step);
     if (status == QK_OK) {
@@ -881,6 +913,7 @@ qk_status qkc_step_submit(qk_step *base)
         return QK_OK;
     }
     set_status(step, status);
+    qkc_partial_abandon(step);
     if (status != QK_DEVICE_LOST) { /* what was launched reads the step's memory, and the plan's pages */
         cudaStreamSynchronize(backend_of(ctx)->streams[QK_STREAM_TO_DEVICE]);
         cudaStreamSynchronize(compute(ctx));
@@ -908,6 +941,12 @@ static qk_status fail_slot(qkc_step *step)
         backend_of(ctx), QK_INVALID, cudaSuccess, "step: a row takes a slot that no step had written");
 }
 
+static qk_status fail_partial(qkc_step *step)
+{
+    return qkc_fail((qkc_backend *)step->head.backend, step->outside.status, cudaSuccess,
+        "step: the outside partial function failed in layer %u", step->outside.failed_layer);
+}
+
 /* The step has come to its end on the device: its status, and its raw logits to where the result says. */
 static void finish(qkc_step *step)
 {
@@ -924,6 +963,10 @@ static void finish(qkc_step *step)
         step->status = QK_OK;
         return;
     case QK_CANCELLED:
+        if (step->outside.status != QK_OK) {
+            set_status(step, fail_partial(step));
+            return;
+        }
         set_status(
             step, qkc_fail(backend_of(ctx), QK_CANCELLED, cudaSuccess, "step: cancelled between two layers"));
         return;
@@ -945,12 +988,15 @@ qk_status qkc_step_poll(qk_step *base)
     qkc_backend *backend = (qkc_backend *)step->head.backend;
     qk_status status = enter(backend);
     if (status != QK_OK) {
+        qkc_partial_abandon(step);
         set_status(step, status);
         return status;
     }
     cudaError_t code = cudaEventQuery(step->done);
-    if (code == cudaErrorNotReady)
+    if (code == cudaErrorNotReady || (code == cudaSuccess && qkc_partial_is_busy(step)))
         return QK_PENDING;
+    if (code != cudaSuccess)
+        qkc_partial_abandon(step);
     if (code == cudaSuccess)
         finish(step);
     else

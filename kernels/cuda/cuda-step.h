@@ -73,6 +73,8 @@ typedef struct {
 
 /* ---- Contexts and steps -------------------------------------------------------------------------------------- */
 
+typedef struct qkc_partial qkc_partial; /* cuda-partial.cu */
+
 /* Device memory unless said. Names in brackets share memory, see lay_out_device(). */
 typedef struct {
     qk_context_head head;
@@ -116,6 +118,15 @@ typedef struct {
     qkc_bf16 *act;     /* [down_max, ffn] */
     float *logits;     /* [outputs_max, vocab] */
 
+    /* With outside pages (partial_max > 0). The thread that calls the partial function; NULL without. */
+    qkc_partial *partial;
+    uint32_t *partial_index; /* [decode_max]: a row's place among those with outside pages, or UINT32_MAX */
+    uint32_t *partial_count; /* [1] */
+    float *partial_lse;      /* [decode_max, n_heads]: of the device's own pages */
+    float *partial_q;        /* mapped: [decode_max, q_dim] */
+    float *partial_folded; /* mapped: [decode_max, q_dim] by index: what the outside items of a row come to */
+    float *partial_folded_lse; /* mapped: [decode_max, n_heads] */
+
     uint8_t *stage[QKC_HISTORY_STAGES]; /* host: [vocab] each: a history on its way */
     int32_t *slots_copy;                /* host: [slots_max] */
     cudaEvent_t stage_done[QKC_HISTORY_STAGES];
@@ -131,6 +142,25 @@ typedef enum {
 } qkc_pass_kind;
 
 typedef struct {
+    uint32_t word;
+    uint32_t alone[15];
+} qkc_line;
+
+/* A step's part in attention to outside pages; all pointers NULL when partial_max is 0. Arrays are mapped pinned. */
+typedef struct {
+    qkc_line *ready;        /* [n_layers]: raised by the device when the layer's q is there */
+    qkc_line *answer;       /* [n_layers]: raised by the thread when the folded rows are there */
+    uint32_t *index;        /* [decode_max]: copied to the context's */
+    qk_partial_item *items; /* [partial_max] */
+    uint32_t n_items;
+    int busy;         /* __atomic: the thread may still use the step and what its plan names */
+    int abandoned;    /* __atomic: the thread is to leave */
+    qk_status status; /* of the partial function; the thread's until it is not busy any more */
+    uint32_t failed_layer;
+    struct qkc_step *next; /* in the thread's queue */
+} qkc_outside;
+
+typedef struct qkc_step {
     qk_step_head head;
     void *block; /* mapped pinned */
     uint64_t block_bytes;
@@ -148,6 +178,7 @@ typedef struct {
     qkc_stream stream;
     cudaGraphExec_t graphs[QKC_KV_CLASSES][QKC_BUCKETS_MAX];
     cudaEvent_t done;
+    qkc_outside outside;
     bool running;
     qk_status status; /* of the last submission that has ended */
     char error[256];
@@ -162,6 +193,7 @@ typedef struct {
     qkc_pass_kind kind;
     const qk_kv_layout *layout; /* the plan's kv_class' */
     bool is_streamed;           /* by step->stream; its tiles come before those of @tiling */
+    bool outside;               /* QKC_PASS_DECODE: some pages are outside */
     uint32_t n_rows, n_outputs; /* at most so many; of a captured pass: its bucket. n_outputs 0: none */
     qkc_tiling tiling;          /* of QKC_PASS_FEW and QKC_PASS_MANY: what step->tiles were copied from */
 } qkc_pass;
@@ -189,3 +221,21 @@ cudaError_t qkc_stream_after(qkc_step *step, uint32_t layer, const qkc_range *ra
 
 /* Launches everything from the plan to the status word, in order. On failure the backend has the line. */
 qk_status qkc_layers(const qkc_pass *pass);
+
+/* ---- Outside pages (cuda-partial.cu) ------------------------------------------------------------------------- */
+
+/* Ordinary memory that a context takes for them; UINT64_MAX: too much to count. */
+uint64_t qkc_partial_bytes(const qkc_context *ctx);
+qk_status qkc_partial_new(qkc_context *ctx);      /* sets ctx->partial, also when it fails */
+void qkc_partial_free(qkc_partial *partial);      /* NULL is fine; no step may be busy. Calls no driver */
+bool qkc_partial_is_needed(const qkc_step *step); /* the plan has pages at address 0 */
+/* Before the launches of a decode pass with outside pages: gives the step to the thread. The caller then launches all
+ * layers or abandons the step. */
+qk_status qkc_partial_begin(qkc_step *step);
+bool qkc_partial_is_busy(const qkc_step *step);
+/* Makes the thread leave the step, with all its layers answered, and waits for that: for one call of the partial function
+ * at most. A step that was never given is left already. */
+void qkc_partial_abandon(qkc_step *step);
+/* The two launches of a layer, around the attention. */
+cudaError_t qkc_partial_publish(const qkc_pass *pass, uint32_t layer);
+cudaError_t qkc_partial_merge(const qkc_pass *pass, uint32_t layer);
