@@ -873,9 +873,7 @@ static qk_status fail_outside(const qkc_step *step, bool decode)
         return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
             "step: pages at address 0 beside host pages to be streamed; expected host_path read");
     return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
-        "step: pages at address 0 with %u rows of %u sequences; on CUDA they need one row a sequence, at "
-        "most "
-        "%u",
+        "step: pages at address 0 with %u rows of %u sequences; on CUDA they need one row each, at most %u",
         step->plan.n_rows, step->plan.n_seqs, ctx->decode_max);
 }
 
