@@ -24,11 +24,13 @@
  *     the pages that it names the caller's again. qkc_partial_is_busy() says so, qkc_partial_abandon() waits for it.
  *  5. One q and one folded result a context: the thread serves steps in the order of their submission, and the device
  *     publishes a layer's q only behind the merge of the layer before.
- *  6. Sums run in position order in float32, on the host and in the merge: the same bits in every run.
+ *  6. Sums run in position order in float32, on the host and in the merge: the same bits in every run. Many items (16 MiB
+ *     a row and layer at 256K keys) are folded by a few threads, each for heads of its own.
  *
- * Engine thread, but for serve() and what it calls. */
+ * Engine thread, but for serve(), help_fold() and what they call. */
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,15 +43,29 @@
 #define WARPS_MAX     32u
 #define MERGE_WARPS   8u
 #define POLL_NS       100
-#define LOOKS         256u    /* between two looks at the clock */
-#define SPIN_FIRST_NS 200000  /* steps before may take long */
-#define SPIN_NS       2000000 /* a layer of the reference model takes less than 100 us */
+#define HELPERS_MAX   3u
+#define HELP_BYTES    ((size_t)4 << 20) /* of results, from which on waking the helpers pays */
+#define LOOKS         256u              /* between two looks at the clock */
+#define SPIN_FIRST_NS 200000            /* steps before may take long */
+#define SPIN_NS       2000000           /* a layer of the reference model takes less than 100 us */
 #define SLEEP_NS      20000
 
 enum { NOT_YET = 0, READY, GIVEN_UP };
 
+typedef struct {
+    struct qkc_partial *partial;
+    pthread_t thread;
+    uint32_t share; /* 1 on; the thread that serves has share 0 */
+} fold_helper;
+
 struct qkc_partial {
     qkc_context *ctx;
+    fold_helper helpers[HELPERS_MAX];
+    uint32_t n_helpers;
+    pthread_cond_t help;
+    uint32_t turn;         /* under lock: counts the folds that the helpers were called to */
+    const qkc_step *folds; /* under lock: the step to fold */
+    uint32_t n_at_work;    /* __atomic: helpers that have not ended their share */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -286,23 +302,24 @@ static bool await_ready(const qkc_step *step, uint32_t layer)
     }
 }
 
-/* The items [begin, end) of one row become one result, @folded and @folded_lse. */
-static void fold_row(qkc_partial *self, uint32_t begin, uint32_t end, float *folded, float *folded_lse)
+/* Of heads [first, last) the items [begin, end) of one row become one result, @folded and @folded_lse. */
+static void fold_row(qkc_partial *self, uint32_t first, uint32_t last, uint32_t begin, uint32_t end,
+    float *folded, float *folded_lse)
 {
     const uint32_t n_heads = shape_of(self->ctx)->n_heads, dim = shape_of(self->ctx)->head_dim;
     const size_t q_dim = self->ctx->q_dim;
-    for (uint32_t h = 0; h < n_heads; h++) {
+    for (uint32_t h = first; h < last; h++) {
         self->max[h] = -INFINITY;
         self->sum[h] = 0;
     }
     for (uint32_t i = begin; i < end; i++)
-        for (uint32_t h = 0; h < n_heads; h++) {
+        for (uint32_t h = first; h < last; h++) {
             const float lse = self->lse[(size_t)i * n_heads + h];
             self->max[h] = lse > self->max[h] ? lse : self->max[h];
         }
-    memset(self->acc, 0, q_dim * sizeof(float));
+    memset(self->acc + (size_t)first * dim, 0, (size_t)(last - first) * dim * sizeof(float));
     for (uint32_t i = begin; i < end; i++)
-        for (uint32_t h = 0; h < n_heads; h++) {
+        for (uint32_t h = first; h < last; h++) {
             const float lse = self->lse[(size_t)i * n_heads + h];
             if (lse == -INFINITY)
                 continue;
@@ -313,7 +330,7 @@ static void fold_row(qkc_partial *self, uint32_t begin, uint32_t end, float *fol
             for (uint32_t d = 0; d < dim; d++)
                 acc[d] += w * out[d];
         }
-    for (uint32_t h = 0; h < n_heads; h++) {
+    for (uint32_t h = first; h < last; h++) {
         const float inv = self->sum[h] == 0 ? 0 : 1 / self->sum[h];
         folded_lse[h] = self->sum[h] == 0 ? -INFINITY : self->max[h] + logf(self->sum[h]);
         for (uint32_t d = 0; d < dim; d++)
@@ -321,16 +338,59 @@ static void fold_row(qkc_partial *self, uint32_t begin, uint32_t end, float *fol
     }
 }
 
-static void fold(qkc_partial *self, const qkc_step *step)
+/* One of @n_shares parts of the heads, of all rows. */
+static void fold_share(qkc_partial *self, const qkc_step *step, uint32_t share, uint32_t n_shares)
 {
     const qkc_context *ctx = self->ctx;
     const qkc_outside *o = &step->outside;
+    const uint32_t n_heads = shape_of(ctx)->n_heads;
+    const uint32_t first = share * n_heads / n_shares, last = (share + 1) * n_heads / n_shares;
     for (uint32_t begin = 0, end, n = 0; begin < o->n_items; begin = end, n++) {
         for (end = begin + 1; end < o->n_items && o->items[end].row == o->items[begin].row; end++)
             ;
-        fold_row(self, begin, end, ctx->partial_folded + (size_t)n * ctx->q_dim,
-            ctx->partial_folded_lse + (size_t)n * shape_of(ctx)->n_heads);
+        fold_row(self, first, last, begin, end, ctx->partial_folded + (size_t)n * ctx->q_dim,
+            ctx->partial_folded_lse + (size_t)n * n_heads);
     }
+}
+
+static void fold(qkc_partial *self, const qkc_step *step)
+{
+    const uint32_t n = self->n_helpers;
+    if (n == 0 || (size_t)step->outside.n_items * self->ctx->q_dim * sizeof(float) < HELP_BYTES) {
+        fold_share(self, step, 0, 1);
+        return;
+    }
+    __atomic_store_n(&self->n_at_work, n, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&self->lock);
+    self->folds = step;
+    self->turn++;
+    pthread_cond_broadcast(&self->help);
+    pthread_mutex_unlock(&self->lock);
+    fold_share(self, step, 0, n + 1);
+    while (__atomic_load_n(&self->n_at_work, __ATOMIC_ACQUIRE) > 0)
+        pause_a_moment();
+}
+
+static void *help_fold(void *user)
+{
+    const fold_helper *helper = (const fold_helper *)user;
+    qkc_partial *self = helper->partial;
+    uint32_t seen = 0;
+    pthread_mutex_lock(&self->lock);
+    for (;;) {
+        while (self->turn == seen && !self->stop)
+            pthread_cond_wait(&self->help, &self->lock);
+        if (self->turn == seen)
+            break;
+        seen = self->turn;
+        const qkc_step *step = self->folds;
+        pthread_mutex_unlock(&self->lock);
+        fold_share(self, step, helper->share, self->n_helpers + 1);
+        __atomic_fetch_sub(&self->n_at_work, 1, __ATOMIC_RELEASE);
+        pthread_mutex_lock(&self->lock);
+    }
+    pthread_mutex_unlock(&self->lock);
+    return NULL;
 }
 
 static qk_status call_partial(qkc_partial *self, qkc_step *step, uint32_t layer)
@@ -486,6 +546,37 @@ uint64_t qkc_partial_bytes(const qkc_context *ctx)
     return bytes;
 }
 
+/* A quarter of the processors that the process may use, as far as they are for helpers. */
+static uint32_t helpers_wanted(void)
+{
+    cpu_set_t set;
+    const uint32_t n = sched_getaffinity(0, sizeof(set), &set) == 0 ? (uint32_t)CPU_COUNT(&set) / 4 : 0;
+    return n < HELPERS_MAX ? n : HELPERS_MAX;
+}
+
+/* False without the thread that serves; with fewer helpers it only takes longer. */
+static bool start_threads(qkc_partial *self)
+{
+    const uint32_t n = helpers_wanted();
+    /* Signals are for the program's other threads. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_mutex_lock(&self->lock); /* no helper looks at their number before it is final */
+    for (uint32_t i = 0; i < n; i++) {
+        fold_helper *helper = &self->helpers[i];
+        helper->partial = self;
+        helper->share = i + 1;
+        if (pthread_create(&helper->thread, NULL, help_fold, helper) != 0)
+            break;
+        self->n_helpers++;
+    }
+    pthread_mutex_unlock(&self->lock);
+    self->runs = pthread_create(&self->thread, NULL, serve, self) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return self->runs;
+}
+
 static qk_status start_partial(qkc_partial *self)
 {
     qkc_context *ctx = self->ctx;
@@ -504,13 +595,7 @@ static qk_status start_partial(qkc_partial *self)
     self->max = self->acc + ctx->q_dim;
     self->sum = self->max + n_heads;
 
-    /* Signals are for the program's other threads. */
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    self->runs = pthread_create(&self->thread, NULL, serve, self) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!self->runs)
+    if (!start_threads(self))
         return qkc_fail(
             backend_of(ctx), QK_NO_MEMORY, cudaSuccess, "context: no thread for the partial function");
 
@@ -533,6 +618,7 @@ qk_status qkc_partial_new(qkc_context *ctx)
     self->ctx = ctx;
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->wake, NULL);
+    pthread_cond_init(&self->help, NULL);
     ctx->partial = self; /* freed with the context, whatever follows */
     return start_partial(self);
 }
@@ -541,16 +627,19 @@ void qkc_partial_free(qkc_partial *self)
 {
     if (self == NULL)
         return;
-    if (self->runs) {
-        pthread_mutex_lock(&self->lock);
-        self->stop = true;
-        pthread_cond_signal(&self->wake);
-        pthread_mutex_unlock(&self->lock);
+    pthread_mutex_lock(&self->lock);
+    self->stop = true;
+    pthread_cond_signal(&self->wake);
+    pthread_cond_broadcast(&self->help);
+    pthread_mutex_unlock(&self->lock);
+    if (self->runs)
         pthread_join(self->thread, NULL);
-    }
+    for (uint32_t i = 0; i < self->n_helpers; i++)
+        pthread_join(self->helpers[i].thread, NULL);
     if (self->block != NULL)
         munmap(self->block, self->block_bytes);
     pthread_cond_destroy(&self->wake);
+    pthread_cond_destroy(&self->help);
     pthread_mutex_destroy(&self->lock);
     free(self);
 }
