@@ -19,6 +19,10 @@
  * The next page's keys are asked for as soon as this page's have been multiplied, its values likewise, over the borders
  * of items: 8 KB a warp and 128 KB an SM are on their way (about 30 KB would cover the latency).
  *
+ * Pages at address 0 are outside: somebody else attends to their keys (cuda-partial.cu). The kernel has a second form
+ * for plans with such pages, chosen by args.lse: it takes them as not there and also gives the rows' log-sum-exp. A warp
+ * or a piece without any key has weight 0; the last page is never outside, so that each row has some key.
+ *
  * Precision: q (times log2(e) / sqrt(head_dim)) and P each enter as the sum of two bf16 numbers, since the tensor cores
  * idle here anyway: the rest is as with float32 throughout. The test allows 1e-4 of a row's norm against float64.
  *
@@ -30,7 +34,7 @@
  *  3. The new key and value are read from the QKV product by the block that has the sequence's last piece, which alone
  *     uses them, rounded to bf16 as the page gets them. Nothing else in the page is written.
  *  4. Every item of a sequence of several pieces counts itself in the sequence's counter, also when the step has been
- *     given up: so the counters wrap back to zero in every launch.
+ *     given up: so the counters wrap back to zero in every launch, or in the last of those that share the pieces.
  *  5. Reads before qkc_pdl_wait(): in a launch with layer > 0 the plan (but for its state), the pages' older keys and
  *     values, the cos_sin table. That relies on this: the step's attention of the layer before was this kernel too,
  *     which triggers its dependents after its own wait, every kernel of the step waits before it ends, and the plan and
@@ -48,6 +52,7 @@
 #define HEADS       8u /* query heads of a kv head, padded to the columns of an instruction */
 #define ALL_LANES   0xffffffffu
 #define LOG2_E      1.44269504088896340736
+#define LN_2        0.69314718055994530942f
 
 /* Where things lie in the workspace: the counters of 64 sequences, then a record for each sequence. Independent of how
  * many sequences it was made for. */
@@ -84,7 +89,7 @@ template <int D> struct block_memory {
     uint32_t end[QKC_SMALL_ROWS];  /* pieces of the sequences up to and with this one */
     uint32_t keys[QKC_SMALL_ROWS]; /* the sequence's length, with the new token */
     uint32_t page[QKC_SMALL_ROWS]; /* where its pages begin in the plan */
-    uint32_t n_pieces;             /* of all sequences */
+    uint32_t n_pieces;             /* of all sequences; or where the launch's pieces end in their list */
     uint32_t is_last, given_up;
     uint64_t next[WARPS]; /* address of the warp's first page in the next item; 0: none */
     /* The block's items in turn, item k in slot k % 3, one without pages past the last. */
@@ -208,7 +213,7 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
         before += __shfl_sync(ALL_LANES, n, QKC_WARP - 1);
     }
     if (lane == 0)
-        s.n_pieces = before;
+        s.n_pieces = p.a.end_piece > 0 ? min(before, p.a.end_piece) : before;
 }
 
 /* A whole warp calls it: puts item @index of the list into slot @to; one without pages past the list's end. */
@@ -216,7 +221,7 @@ template <int D>
 static __device__ void find_item(const decode_params &p, block_memory<D> &s, uint32_t index, item_info *to)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
-    const uint32_t piece = index / p.a.n_kv_heads;
+    const uint32_t piece = index / p.a.n_kv_heads + p.a.first_piece;
     const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= piece)) +
                          __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= piece));
     if (lane != 0)
@@ -495,8 +500,8 @@ static __device__ __forceinline__ void add_values(
 /* ---- An item ------------------------------------------------------------------------------------------------- */
 
 /* One warp's pages of @it. Its first page is in @r or on its way and @second is the address of its second; on return the
- * former holds for its first page of @next, whose address is s.next[]. */
-template <int D>
+ * former holds for its first page of @next, whose address is s.next[]. Of pages outside nothing is asked for. */
+template <int D, bool OUTSIDE>
 static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
     const volatile item_info &it, const volatile item_info &next, page_registers<D> &r, warp_result<D> &w,
     uint64_t second)
@@ -510,6 +515,7 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
             w.o[tile][i] = 0;
     w.max = -INFINITY;
     w.sum = 0;
+    bool here = !OUTSIDE || page_address(p, it, warp) != 0; /* the page whose turn it is */
 
     /* Without a page here the loop below does not ask for one of the next item's. */
     if (warp >= it.n_pages && *next_address != 0) {
@@ -526,7 +532,8 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         if (n_tail > 0)
             patch_keys(s, r, n_tail);
         __syncwarp(); /* here and below: also keeps the compiler from asking for a page before there is room */
-        score(s, r, weight);
+        if (here)
+            score(s, r, weight);
         __syncwarp();
         if (!inside)
             ahead = *next_address;
@@ -535,14 +542,17 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
             load_keys(p, r, page);
         if (n_tail > 0)
             mask_scores(weight, n_tail);
-        join(w, weight);
+        if (here)
+            join(w, weight);
         if (n_tail > 0)
             patch_values(s, r, n_tail);
         __syncwarp();
-        add_values(w, r, weight);
+        if (here)
+            add_values(w, r, weight);
         __syncwarp();
         if (page != NULL)
             load_values(p, r, page);
+        here = !OUTSIDE || page != NULL;
         ahead = page_address(p, it, i + 2 * WARPS);
     }
 }
@@ -574,7 +584,7 @@ static __device__ __forceinline__ void put_result(block_memory<D> &s, warp_resul
 
 /* All warps: the warps' results become the item's: the row's output when the sequence has one piece, else a part in the
  * workspace. */
-template <int D>
+template <int D, bool OUTSIDE>
 static __device__ __forceinline__ void merge_warps(
     const decode_params &p, const block_memory<D> &s, const item_info &it)
 {
@@ -588,6 +598,8 @@ static __device__ __forceinline__ void merge_warps(
         float max = s.max[0][head], sum = 0;
         for (uint32_t w = 1; w < n_warps; w++)
             max = fmaxf(max, s.max[w][head]);
+        if (OUTSIDE && max == -INFINITY) /* no key at all: zeros of weight 0 */
+            max = 0;
         float4 o = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (uint32_t w = 0; w < WARPS; w++) {
@@ -601,11 +613,13 @@ static __device__ __forceinline__ void merge_warps(
             o.z += x.z * scale;
             o.w += x.w * scale;
         }
-        const float inv = 1.0f / sum;
+        const float inv = OUTSIDE && sum == 0 ? 0 : 1.0f / sum;
         __stcg((float4 *)(to + (size_t)out_head * D + d),
             make_float4(o.x * inv, o.y * inv, o.z * inv, o.w * inv));
         if (d == 0 && it.n_pieces > 1)
             __stcg(lse + out_head * QKC_ITEMS_A_SEQ + it.piece, max + log2f(sum));
+        if (OUTSIDE && d == 0 && it.n_pieces == 1)
+            p.a.lse[it.seq * n_heads + out_head] = (max + log2f(sum)) * LN_2;
     }
 }
 
@@ -619,7 +633,7 @@ static __device__ __forceinline__ bool count_in(const decode_params &p, const it
 
 /* All warps, in the block that came last: the parts of the sequence, in position order. Each group of threads sums a
  * run of neighbouring parts; the groups' sums are added in order. */
-template <int D>
+template <int D, bool OUTSIDE>
 static __device__ __forceinline__ void merge_parts(
     const decode_params &p, block_memory<D> &s, const item_info &it)
 {
@@ -642,6 +656,8 @@ static __device__ __forceinline__ void merge_parts(
             sum += __shfl_xor_sync(ALL_LANES, sum, d);
         s.weight[warp][lane] = ea / sum;
         s.weight[warp][lane + 32] = eb / sum;
+        if (OUTSIDE && lane == 0)
+            p.a.lse[it.seq * n_heads + first_head + warp] = (max + log2f(sum)) * LN_2;
     }
     __syncthreads();
 
@@ -678,7 +694,7 @@ static __device__ __forceinline__ void merge_parts(
 }
 
 /* All warps, after merge_warps(), for a sequence of several pieces. */
-template <int D>
+template <int D, bool OUTSIDE>
 static __device__ __forceinline__ void finish_piece(
     const decode_params &p, block_memory<D> &s, const item_info &it)
 {
@@ -689,7 +705,7 @@ static __device__ __forceinline__ void finish_piece(
     __syncthreads();
     if (s.is_last) {
         __threadfence();
-        merge_parts(p, s, it);
+        merge_parts<D, OUTSIDE>(p, s, it);
     }
 }
 
@@ -713,7 +729,8 @@ template <int D> static __device__ __forceinline__ void hint_item(const decode_p
 template <int D> static __device__ void count_items(const decode_params &p, block_memory<D> &s)
 {
     item_info *it = &s.item[0];
-    for (uint32_t index = blockIdx.x; index < s.n_pieces * p.a.n_kv_heads; index += gridDim.x) {
+    for (uint32_t index = blockIdx.x; index < (s.n_pieces - p.a.first_piece) * p.a.n_kv_heads;
+         index += gridDim.x) {
         find_item(p, s, index, it);
         __syncwarp();
         if (threadIdx.x == 0 && it->n_pieces > 1)
@@ -723,7 +740,7 @@ template <int D> static __device__ void count_items(const decode_params &p, bloc
 }
 
 /* The block's items, one after the other. The first pages of the first are on their way into @r. */
-template <int D>
+template <int D, bool OUTSIDE>
 static __device__ __forceinline__ void attend_items(
     const decode_params &p, block_memory<D> &s, page_registers<D> &r, uint64_t second, uint32_t state)
 {
@@ -748,17 +765,17 @@ static __device__ __forceinline__ void attend_items(
             find_item(p, s, blockIdx.x + (k + 2) * gridDim.x, &s.item[(k + 2) % 3]);
         __syncwarp();
         warp_result<D> w;
-        attend_pages(p, s, it, next, r, w, second);
+        attend_pages<D, OUTSIDE>(p, s, it, next, r, w, second);
         if (warp < it.n_pages)
             put_result(s, w, p.n_q);
         __syncthreads();
-        merge_warps(p, s, it);
+        merge_warps<D, OUTSIDE>(p, s, it);
         if (it.n_pieces > 1)
-            finish_piece(p, s, it);
+            finish_piece<D, OUTSIDE>(p, s, it);
     }
 }
 
-template <int D>
+template <int D, bool OUTSIDE>
 __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __grid_constant__ decode_params p)
 {
     __shared__ block_memory<D> s;
@@ -798,7 +815,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
         atomicCAS(p.a.plan.state, (uint32_t)QK_OK, (uint32_t)QK_CANCELLED);
     if (s.item[0].n_pages == 0)
         return;
-    attend_items(p, s, r, second, __ldcg(p.a.plan.state));
+    attend_items<D, OUTSIDE>(p, s, r, second, __ldcg(p.a.plan.state));
 }
 
 /* ---- Host ---------------------------------------------------------------------------------------------------- */
@@ -814,9 +831,17 @@ size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_k
     return COUNTERS_BYTES(n_kv_heads) + n_seqs * seq_floats(n_heads, head_dim) * sizeof(float);
 }
 
+/* Static shared memory alone. Loads the forms that no context tries before its first step. */
 cudaError_t qkc_attend_decode_init(void)
 {
-    return cudaSuccess; /* static shared memory alone */
+    cudaFuncAttributes attributes;
+    cudaError_t code = cudaFuncGetAttributes(&attributes, attend_decode<128, true>);
+    return code == cudaSuccess ? cudaFuncGetAttributes(&attributes, attend_decode<64, true>) : code;
+}
+
+uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys)
+{
+    return piece_keys(n_keys);
 }
 
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args)
@@ -838,9 +863,11 @@ cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_
     const uint32_t n_items_max = args->rows_max * n_kv_heads * QKC_ITEMS_A_SEQ;
     const uint32_t n_resident = BLOCKS_A_SM * (uint32_t)launch->n_sms;
     const dim3 grid(n_items_max < n_resident ? n_items_max : n_resident);
-    if (args->head_dim == 128)
-        return qkc_start(launch, attend_decode<128>, grid, dim3(THREADS), 0, p);
-    if (args->head_dim == 64)
-        return qkc_start(launch, attend_decode<64>, grid, dim3(THREADS), 0, p);
-    return cudaErrorInvalidValue;
+    if (args->head_dim != 64 && args->head_dim != 128)
+        return cudaErrorInvalidValue;
+    void (*kernel)(const decode_params) =
+        args->head_dim == 128 ? attend_decode<128, false> : attend_decode<64, false>;
+    if (args->lse != NULL)
+        kernel = args->head_dim == 128 ? attend_decode<128, true> : attend_decode<64, true>;
+    return qkc_start(launch, kernel, grid, dim3(THREADS), 0, p);
 }

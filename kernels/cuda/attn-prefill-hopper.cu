@@ -33,7 +33,9 @@
  *     and n - 1 waits in the steps and one after them. A wait for a turn depends on the other's previous step only.
  *  4. Keys at key_end and beyond are never read: their places are zero-filled, and masked. So what lies in memory
  *     there cannot reach the result (0 * NaN). A row that sees no key of the tile gets zeros and lse -inf.
- *  5. Nothing depends on the grid: same tiles, same bits.
+ *  5. Nothing depends on the grid: same tiles, same bits. A launch over a range of the keys begins with the registers that
+ *     the one before it ended with, and the arithmetic of a block does not depend on where it stands in the code: which
+ *     products are contracted is written out. So a tile may be interrupted between any two blocks.
  *
  * Layout in shared memory: Q, a K slot and a V slot are each [2 halves of 64 dims][128 rows][128 bytes], the
  * 16-byte piece c of row r at place c ^ (r & 7): 8 rows are one swizzle atom of 1,024 bytes. As K-major operands
@@ -419,8 +421,9 @@ template <bool MASKED> static __device__ __forceinline__ void soften(rows &r, in
         m0 = fmaxf(m0, __shfl_xor_sync(0xffffffffu, m0, 2));
         m0 = fmaxf(m0, r.max[h]);
         /* A row that has seen no key keeps -inf; 0 then stands for it in the exponents, which stay -inf. */
-        const float base = MASKED && m0 == -INFINITY ? 0.0f : m0 * SCALE_LOG2;
-        r.rescale[h] = exp2_approx(r.max[h] * SCALE_LOG2 - base);
+        const float base = MASKED && m0 == -INFINITY ? 0.0f : __fmul_rn(m0, SCALE_LOG2);
+        /* Not contracted: exactly 1 when the maximum stays. */
+        r.rescale[h] = exp2_approx(__fsub_rn(__fmul_rn(r.max[h], SCALE_LOG2), base));
         r.max[h] = m0;
         float sum0 = 0, sum1 = 0;
 #pragma unroll
@@ -431,7 +434,7 @@ template <bool MASKED> static __device__ __forceinline__ void soften(rows &r, in
             sum0 += x;
             sum1 += y;
         }
-        r.sum[h] = r.sum[h] * r.rescale[h] + (sum0 + sum1);
+        r.sum[h] = fmaf(r.sum[h], r.rescale[h], sum0 + sum1);
     }
 }
 
@@ -502,7 +505,7 @@ static __device__ __forceinline__ void store_rows(const qkc_attend_prefill_args 
         const size_t to_row = is_part ? tile.part_slot + token : tile.row + token;
         const size_t to = to_row * q_dim + head * HEAD_DIM + lane % 4 * 2;
         if (is_part && lane % 4 == 0)
-            a.parts_lse[to_row * a.n_heads + head] = sum > 0 ? r.max[h] * SCALE + logf(sum) : -INFINITY;
+            a.parts_lse[to_row * a.n_heads + head] = sum > 0 ? fmaf(r.max[h], SCALE, logf(sum)) : -INFINITY;
         if (!is_part && a.out_bf16) {
 #pragma unroll
             for (int g = 0; g < 16; g++)
@@ -518,8 +521,56 @@ static __device__ __forceinline__ void store_rows(const qkc_attend_prefill_args 
     }
 }
 
+/* Where a row of a head keeps its state, for the lane. */
+static __device__ __forceinline__ float *state_of(
+    const qkc_attend_prefill_args &a, const qkc_tile &tile, uint32_t kv_head, uint32_t n_q, uint32_t row)
+{
+    const uint32_t token = row / n_q, head = kv_head * n_q + row % n_q;
+    return token < tile.n_rows
+               ? a.state + ((size_t)(tile.row + token) * a.n_heads + head) * (HEAD_DIM + QKC_STATE_EXTRA)
+               : NULL;
+}
+
+static __device__ __forceinline__ void load_state(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+    rows &r, uint32_t kv_head, uint32_t n_q, uint32_t row, uint32_t lane)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float *from = state_of(a, tile, kv_head, n_q, row + 8 * h);
+        if (from == NULL)
+            continue;
+#pragma unroll
+        for (int g = 0; g < 16; g++) {
+            const float2 o = __ldcg((const float2 *)(from + 8 * g + lane % 4 * 2));
+            r.o[4 * g + 2 * h] = o.x;
+            r.o[4 * g + 2 * h + 1] = o.y;
+        }
+        r.sum[h] = __ldcg(from + HEAD_DIM + lane % 4);
+        r.max[h] = __ldcg(from + HEAD_DIM + 4);
+    }
+}
+
+static __device__ __forceinline__ void store_state(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+    const rows &r, uint32_t kv_head, uint32_t n_q, uint32_t row, uint32_t lane)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float *to = state_of(a, tile, kv_head, n_q, row + 8 * h);
+        if (to == NULL)
+            continue;
+#pragma unroll
+        for (int g = 0; g < 16; g++)
+            __stcg((float2 *)(to + 8 * g + lane % 4 * 2),
+                make_float2(r.o[4 * g + 2 * h], r.o[4 * g + 2 * h + 1]));
+        __stcg(to + HEAD_DIM + lane % 4, r.sum[h]);
+        if (lane % 4 == 0)
+            __stcg(to + HEAD_DIM + 4, r.max[h]);
+    }
+}
+
 /* @position: of the tile's first row. */
-static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+template <bool RANGE>
+static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_tile &tile, bool resumes,
     const shared_map &m, uint32_t kv_head, uint32_t n_q, uint32_t position, uint32_t n_blocks, uint32_t group,
     uint32_t thread)
 {
@@ -537,6 +588,8 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
     const int n_seen = (int)min(position + 1, tile.key_end) - (int)tile.key_begin;
     const uint32_t n_whole = n_seen > 0 ? (uint32_t)n_seen / BLOCK_KEYS : 0;
 
+    if (RANGE && resumes)
+        load_state(a, tile, r, kv_head, n_q, row, lane);
     load_q(a, tile, m, kv_head, n_q, group, thread);
     const uint64_t q = descriptor(m.q + group * 64 * 128, 16);
     const uint64_t k = descriptor(m.k, 16);
@@ -554,6 +607,11 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
     soften<true>(r, block * (int)BLOCK_KEYS, lane);
     wait_values(r, m, at);
     pack_p(r);
+    if (RANGE) {
+#pragma unroll
+        for (int i = 0; i < 64; i++)
+            r.o[i] *= r.rescale[i / 2 % 2];
+    }
     for (block--; block >= (int)n_whole; block--) {
         before = at;
         at = next(at);
@@ -569,12 +627,21 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
     issue_output(r, v + at.slot * (ITEM_BYTES >> 4));
     wgmma_wait<0>();
     pin(r.o);
-    store_rows(a, tile, r, kv_head, n_q, row, lane);
+    if (RANGE) { /* read anew: registers are short in the loop */
+        const qkc_tile whole = a.tiles[blockIdx.x];
+        if (a.range_begin > whole.key_begin)
+            store_state(a, whole, r, blockIdx.y, n_q, row, lane);
+        else
+            store_rows(a, whole, r, blockIdx.y, n_q, row, lane);
+    } else {
+        store_rows(a, tile, r, kv_head, n_q, row, lane);
+    }
 }
 
 /* ---- The kernel ---------------------------------------------------------------------------------------------- */
 
-/* Grid: x the tiles, y the kv heads. */
+/* Grid: x the tiles, y the kv heads. RANGE: of each tile the keys in the launch's range. */
+template <bool RANGE>
 static __global__ void __launch_bounds__(N_THREADS, 1)
     attend_prefill_hopper(const __grid_constant__ qkc_attend_prefill_args a)
 {
@@ -595,7 +662,16 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
     if (*a.plan.state != QK_OK)
         return;
 
-    const qkc_tile tile = a.tiles[blockIdx.x];
+    qkc_tile tile = a.tiles[blockIdx.x];
+    bool resumes = false; /* later keys of the tile were in another launch */
+    if (RANGE) {
+        const uint32_t begin = max(tile.key_begin, a.range_begin), end = min(tile.key_end, a.range_end);
+        if (begin >= end)
+            return;
+        resumes = end < tile.key_end;
+        tile.key_begin = begin;
+        tile.key_end = end;
+    }
     const qk_seq *seq = &a.plan.seqs[tile.seq];
     const uint32_t kv_head = blockIdx.y, n_q = a.n_heads / a.n_kv_heads;
     const uint32_t n_keys = tile.key_end > tile.key_begin ? tile.key_end - tile.key_begin : 0;
@@ -608,7 +684,7 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
         const uint32_t position = seq->start + (tile.row - seq->row_begin);
-        compute_rows(a, tile, m, kv_head, n_q, position, n_blocks, warpgroup - 1, thread);
+        compute_rows<RANGE>(a, tile, resumes, m, kv_head, n_q, position, n_blocks, warpgroup - 1, thread);
     }
 }
 
@@ -639,15 +715,21 @@ cudaError_t qkc_attend_prefill_hopper_init(void)
         code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (code != cudaSuccess || major != 9 || minor != 0)
         return code;
-    return cudaFuncSetAttribute(
-        attend_prefill_hopper, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
+    code = cudaFuncSetAttribute(
+        attend_prefill_hopper<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
+    return code != cudaSuccess ? code
+                               : cudaFuncSetAttribute(attend_prefill_hopper<true>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
 }
 
 /* The tiles alone; their parts are merged by the caller. */
-cudaError_t qkc_attend_prefill_hopper(const qkc_launch *launch, const qkc_attend_prefill_args *args)
+cudaError_t qkc_attend_prefill_hopper(
+    const qkc_launch *launch, const qkc_attend_prefill_args *args, bool in_range)
 {
+    const dim3 grid(args->n_tiles, args->n_kv_heads);
     if (args->n_tiles == 0)
         return cudaSuccess;
-    return qkc_start(launch, attend_prefill_hopper, dim3(args->n_tiles, args->n_kv_heads), dim3(N_THREADS),
-        SMEM_BYTES, *args);
+    if (in_range)
+        return qkc_start(launch, attend_prefill_hopper<true>, grid, dim3(N_THREADS), SMEM_BYTES, *args);
+    return qkc_start(launch, attend_prefill_hopper<false>, grid, dim3(N_THREADS), SMEM_BYTES, *args);
 }

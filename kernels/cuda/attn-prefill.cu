@@ -19,6 +19,8 @@
  *     do not exist are zeros and are not written.
  *  3. A row's bits depend on its tile alone, and tiles on the sequence's start and n_rows (cut_sequence()): same bits in
  *     every step and every run. Rows that are masked in a block add exact zeros to sums and multiply them by exact ones.
+ *     A launch over a range of the keys begins with the registers that the one before it ended with: a tile may be
+ *     interrupted between any two blocks, and contractions are written out so that both kinds of launch compute the same.
  *  4. Parts of a round have disjoint places in the workspace; the merge adds them in position order.
  *
  * Layout in shared memory: rows of head_dim bf16, the 16-byte piece c of row r at place c ^ (r & 7): eight rows of one
@@ -263,7 +265,7 @@ template <int DIM, int M> static __device__ __forceinline__ void soften(rows<DIM
                 z = exp2_approx(fmaf(z, scale_log2, -base));
                 sum += y + z;
             }
-            r.sum[m][h] = r.sum[m][h] * rescale[m][h] + sum;
+            r.sum[m][h] = fmaf(r.sum[m][h], rescale[m][h], sum);
         }
     if (__any_sync(0xffffffffu, changed)) {
 #pragma unroll
@@ -298,7 +300,7 @@ static __device__ __forceinline__ void store_f32(const qkc_attend_prefill_args &
                 *(float2 *)&to[8 * n] = make_float2(r.o[m][n][2 * h], r.o[m][n][2 * h + 1]);
             if (is_part && lane % 4 == 0)
                 a.parts_lse[to_row * a.n_heads + head] =
-                    r.sum[m][h] > 0 ? r.max[m][h] * scale + logf(r.sum[m][h]) : -INFINITY;
+                    r.sum[m][h] > 0 ? fmaf(r.max[m][h], scale, logf(r.sum[m][h])) : -INFINITY;
         }
 }
 
@@ -351,8 +353,46 @@ template <int DIM, int M> static __device__ __forceinline__ void normalise(rows<
         }
 }
 
-/* Grid: tile by tile, the kv heads of each, so that the longest of all heads start first. */
-template <int DIM, int M>
+/* The registers of a tile that is not at its end, from (or, with STORE, to) the state of its rows. @row: the lane's first
+ * packed row. */
+template <bool STORE, int DIM, int M>
+static __device__ __forceinline__ void move_state(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+    rows<DIM, M> &r, uint32_t row, uint32_t kv_head, uint32_t n_q, uint32_t lane)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint32_t packed = row + 16 * m + 8 * h;
+            const uint32_t token = packed / n_q, head = kv_head * n_q + packed % n_q;
+            if (token >= tile.n_rows)
+                continue;
+            float *at = a.state + ((size_t)(tile.row + token) * a.n_heads + head) * (DIM + QKC_STATE_EXTRA);
+            float2 *o = (float2 *)(at + lane % 4 * 2);
+#pragma unroll
+            for (int n = 0; n < DIM / 8; n++) {
+                if (STORE) {
+                    __stcg(o + 4 * n, make_float2(r.o[m][n][2 * h], r.o[m][n][2 * h + 1]));
+                } else {
+                    const float2 x = __ldcg(o + 4 * n);
+                    r.o[m][n][2 * h] = x.x;
+                    r.o[m][n][2 * h + 1] = x.y;
+                }
+            }
+            if (STORE) {
+                __stcg(at + DIM + lane % 4, r.sum[m][h]);
+                if (lane % 4 == 0)
+                    __stcg(at + DIM + 4, r.max[m][h]);
+            } else {
+                r.sum[m][h] = __ldcg(at + DIM + lane % 4);
+                r.max[m][h] = __ldcg(at + DIM + 4);
+            }
+        }
+}
+
+/* Grid: tile by tile, the kv heads of each, so that the longest of all heads start first. RANGE: of each tile the keys in
+ * the launch's range. */
+template <int DIM, int M, bool RANGE>
 static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::BLOCKS_AN_SM)
     attend_prefill(const __grid_constant__ qkc_attend_prefill_args a, float scale, float scale_log2)
 {
@@ -364,7 +404,16 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
         return;
 
     const qkc_tile &tile = a.tiles[blockIdx.x / a.n_kv_heads];
-    const uint32_t key_begin = tile.key_begin, key_end = tile.key_end;
+    uint32_t key_begin = tile.key_begin, key_end = tile.key_end;
+    bool resumes = false, goes_on = false; /* later keys were in another launch; earlier ones will be */
+    if (RANGE) {
+        resumes = a.range_end < key_end;
+        goes_on = a.range_begin > key_begin;
+        key_begin = max(key_begin, a.range_begin);
+        key_end = min(key_end, a.range_end);
+        if (key_begin >= key_end)
+            return;
+    }
     const qk_seq *seq = &a.plan.seqs[tile.seq];
     const uint64_t *pages = a.plan.pages + seq->page_begin;
     const uint32_t kv_head = blockIdx.x % a.n_kv_heads, n_q = a.n_heads / a.n_kv_heads;
@@ -413,6 +462,8 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
         r.max[m][0] = r.max[m][1] = -INFINITY;
         r.sum[m][0] = r.sum[m][1] = 0;
     }
+    if (RANGE && resumes && has_rows)
+        move_state<false, DIM, M>(a, tile, r, first_row + lane / 4, kv_head, n_q, lane);
     if (f::Q_IN_REGISTERS) {
         copy_wait<1>();
         __syncthreads();
@@ -449,6 +500,10 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
 
     if (!has_rows)
         return;
+    if (RANGE && goes_on) {
+        move_state<true, DIM, M>(a, tile, r, first_row + lane / 4, kv_head, n_q, lane);
+        return;
+    }
     normalise<DIM, M>(r);
     if (tile.n_parts > 1 || a.out_f32)
         store_f32<DIM, M>(a, tile, r, scale, first_row + lane / 4, kv_head, n_q, lane);
@@ -532,8 +587,13 @@ void qkc_attend_prefill_choose(qkc_prefill_form form)
 
 template <int DIM, int M> static cudaError_t raise_shared_memory(void)
 {
-    return cudaFuncSetAttribute(
-        attend_prefill<DIM, M>, cudaFuncAttributeMaxDynamicSharedMemorySize, form<DIM, M>::SMEM_BYTES);
+    const int bytes = form<DIM, M>::SMEM_BYTES;
+    cudaError_t code = cudaFuncSetAttribute(
+        attend_prefill<DIM, M, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(
+            attend_prefill<DIM, M, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return code;
 }
 
 cudaError_t qkc_attend_prefill_init(void)
@@ -556,12 +616,12 @@ cudaError_t qkc_attend_prefill_init(void)
 }
 
 template <int DIM, int M>
-static cudaError_t start_tiles(const qkc_launch *launch, const qkc_attend_prefill_args *args)
+static cudaError_t start_tiles(const qkc_launch *launch, const qkc_attend_prefill_args *args, bool in_range)
 {
     const double scale = 1.0 / sqrt((double)DIM);
-    return qkc_start(launch, attend_prefill<DIM, M>, dim3(args->n_tiles * args->n_kv_heads),
-        dim3(form<DIM, M>::N_THREADS), form<DIM, M>::SMEM_BYTES, *args, (float)scale,
-        (float)(scale * M_LOG2E));
+    return qkc_start(launch, in_range ? attend_prefill<DIM, M, true> : attend_prefill<DIM, M, false>,
+        dim3(args->n_tiles * args->n_kv_heads), dim3(form<DIM, M>::N_THREADS), form<DIM, M>::SMEM_BYTES,
+        *args, (float)scale, (float)(scale * M_LOG2E));
 }
 
 static bool takes_hopper(bool hopper, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
@@ -569,18 +629,28 @@ static bool takes_hopper(bool hopper, uint32_t n_heads, uint32_t n_kv_heads, uin
     return hopper && qkc_attend_prefill_hopper_runs(n_heads, n_kv_heads, head_dim);
 }
 
-static cudaError_t start_round(const qkc_launch *launch, const qkc_attend_prefill_args *args)
+static bool runs(const qkc_attend_prefill_args *args)
+{
+    return (args->head_dim == 128 || args->head_dim == 64) && args->n_heads % args->n_kv_heads == 0 &&
+           args->n_heads / args->n_kv_heads <= TILE_ROWS;
+}
+
+static cudaError_t start_all_tiles(
+    const qkc_launch *launch, const qkc_attend_prefill_args *args, bool in_range)
 {
     const bool wide = portable_form == QKC_PREFILL_WIDE;
-    cudaError_t code;
     if (takes_hopper(launch->hopper, args->n_heads, args->n_kv_heads, args->head_dim))
-        code = qkc_attend_prefill_hopper(launch, args);
-    else if (args->head_dim == 128)
-        code = wide ? start_tiles<128, 2>(launch, args) : start_tiles<128, 1>(launch, args);
-    else
-        code = wide ? start_tiles<64, 2>(launch, args) : start_tiles<64, 1>(launch, args);
-    if (code != cudaSuccess || args->n_merges == 0)
-        return code;
+        return qkc_attend_prefill_hopper(launch, args, in_range);
+    if (args->head_dim == 128)
+        return wide ? start_tiles<128, 2>(launch, args, in_range)
+                    : start_tiles<128, 1>(launch, args, in_range);
+    return wide ? start_tiles<64, 2>(launch, args, in_range) : start_tiles<64, 1>(launch, args, in_range);
+}
+
+static cudaError_t start_merges(const qkc_launch *launch, const qkc_attend_prefill_args *args)
+{
+    if (args->n_merges == 0)
+        return cudaSuccess;
     /* A tile's rows and heads are at most TILE_ROWS * n_kv_heads. */
     const dim3 grid(args->n_merges, (TILE_ROWS * args->n_kv_heads + MERGE_WARPS - 1) / MERGE_WARPS);
     if (args->head_dim == 128)
@@ -588,25 +658,52 @@ static cudaError_t start_round(const qkc_launch *launch, const qkc_attend_prefil
     return qkc_start(launch, merge_parts<64>, grid, dim3(32 * MERGE_WARPS), 0, *args);
 }
 
+static qkc_attend_prefill_args args_of_round(const qkc_attend_prefill_args *args, const qkc_round *round)
+{
+    qkc_attend_prefill_args a = *args;
+    a.tiles += round->tile;
+    a.n_tiles = round->n_tiles;
+    a.merges += round->merge;
+    a.n_merges = round->n_merges;
+    return a;
+}
+
 cudaError_t qkc_attend_prefill(
     const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_tiling *tiling)
 {
-    if ((args->head_dim != 128 && args->head_dim != 64) || args->n_heads % args->n_kv_heads != 0 ||
-        args->n_heads / args->n_kv_heads > TILE_ROWS)
+    if (!runs(args))
         return cudaErrorInvalidValue;
     for (uint32_t i = 0; i < tiling->n_rounds; i++) {
-        const qkc_round *round = &tiling->rounds[i];
-        qkc_attend_prefill_args a = *args;
-        a.tiles += round->tile;
-        a.n_tiles = round->n_tiles;
-        a.merges += round->merge;
-        a.n_merges = round->n_merges;
-        const cudaError_t code = start_round(launch, &a);
+        const qkc_attend_prefill_args a = args_of_round(args, &tiling->rounds[i]);
+        cudaError_t code = start_all_tiles(launch, &a, false);
+        if (code == cudaSuccess)
+            code = start_merges(launch, &a);
         if (code != cudaSuccess)
             return code;
     }
     return cudaSuccess;
 }
+
+cudaError_t qkc_attend_prefill_range(const qkc_launch *launch, const qkc_attend_prefill_args *args,
+    const qkc_round *tiles, uint32_t key_begin, uint32_t key_end)
+{
+    qkc_attend_prefill_args a = args_of_round(args, tiles);
+    if (!runs(args) || args->state == NULL || key_begin >= key_end || key_begin % QK_SPAN_TOKENS != 0)
+        return cudaErrorInvalidValue;
+    if (a.n_tiles == 0)
+        return cudaSuccess;
+    a.range_begin = key_begin;
+    a.range_end = key_end;
+    return start_all_tiles(launch, &a, true);
+}
+
+cudaError_t qkc_attend_prefill_merge(
+    const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_round *tiles)
+{
+    const qkc_attend_prefill_args a = args_of_round(args, tiles);
+    return runs(args) ? start_merges(launch, &a) : cudaErrorInvalidValue;
+}
+
 /* ---- Cutting a plan into tiles ------------------------------------------------------------------------------- */
 
 /* The duration of a launch is estimated in the time that a block takes for a span of keys. */
@@ -756,16 +853,22 @@ static void end_round(qkc_tile *tiles, qkc_tiling *out)
     out->n_rounds++;
 }
 
-void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper,
-    int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out)
+static cut_input cutting_for(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper, int n_sms)
 {
-    const bool takes = takes_hopper(hopper, n_heads, n_kv_heads, head_dim);
     cut_input in = {};
     in.tile_tokens = tile_tokens(n_heads, n_kv_heads, head_dim, hopper);
     in.n_heads = n_heads;
     in.n_kv_heads = n_kv_heads;
     in.head_dim = head_dim;
-    in.n_slots = (uint32_t)std::max(n_sms, 1) * (takes ? 1 : 2);
+    in.n_slots = (uint32_t)std::max(n_sms, 1) * (takes_hopper(hopper, n_heads, n_kv_heads, head_dim) ? 1 : 2);
+    return in;
+}
+
+void qkc_cut_other_tiles(const qk_plan *plan, const bool *leave_out, uint32_t n_heads, uint32_t n_kv_heads,
+    uint32_t head_dim, bool hopper, int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges,
+    qkc_tiling *out)
+{
+    cut_input in = cutting_for(n_heads, n_kv_heads, head_dim, hopper, n_sms);
     out->n_tiles = out->n_merges = out->n_part_rows = out->n_rounds = 0;
     out->rounds[0] = {};
     uint32_t n_used = 0; /* part rows of this round */
@@ -773,7 +876,7 @@ void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, u
         const qk_seq *seq = &plan->seqs[i];
         in.start = seq->start;
         in.n_rows = seq->n_rows;
-        if (in.n_rows == 0)
+        if (in.n_rows == 0 || (leave_out != NULL && leave_out[i]))
             continue;
         uint32_t n_parts = cut_sequence(&in, part_rows_max);
         if (n_parts > 1 && n_parts * in.n_rows > part_rows_max - n_used) {
@@ -789,4 +892,45 @@ void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, u
         out->n_part_rows = std::max(out->n_part_rows, n_used);
     }
     end_round(tiles, out);
+}
+
+void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper,
+    int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out)
+{
+    qkc_cut_other_tiles(
+        plan, NULL, n_heads, n_kv_heads, head_dim, hopper, n_sms, part_rows_max, tiles, merges, out);
+}
+
+uint32_t qkc_cut_sequence_tiles(const qk_plan *plan, uint32_t seq, uint32_t n_heads, uint32_t n_kv_heads,
+    uint32_t head_dim, bool hopper, int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges,
+    qkc_round *first)
+{
+    cut_input in = cutting_for(n_heads, n_kv_heads, head_dim, hopper, n_sms);
+    in.start = plan->seqs[seq].start;
+    in.n_rows = plan->seqs[seq].n_rows;
+    qkc_tiling t;
+    t.n_tiles = t.n_merges = t.n_part_rows = t.n_rounds = 0;
+    t.rounds[0] = {};
+    const uint32_t n_parts = cut_sequence(&in, part_rows_max);
+    list_tiles(&in, &plan->seqs[seq], seq, n_parts, 0, tiles + first->tile, merges + first->merge, &t);
+    end_round(tiles + first->tile, &t);
+    first->n_tiles = t.n_tiles;
+    first->n_merges = t.n_merges;
+    return n_parts;
+}
+
+uint32_t qkc_range_cut(uint32_t n_keys, uint32_t n_parts, uint32_t key_begin, uint32_t key_end)
+{
+    const uint32_t n_spans = n_spans_of(n_keys);
+    uint32_t begin = 0; /* of the part that has the range's last key */
+    if (key_end >= n_keys)
+        return key_begin;
+    for (uint32_t p = 1; p < n_parts; p++) {
+        const uint32_t at = part_begin(n_spans, n_parts, p);
+        if (at == key_begin || at == key_end)
+            return key_begin;
+        if (at < key_end)
+            begin = at;
+    }
+    return std::max(begin, key_begin);
 }

@@ -35,7 +35,7 @@ bool qkc_is_lost(const qkc_backend *self)
 }
 
 /* Any thread. Returns whether the code means a loss. */
-static bool note_loss(qkc_backend *self, cudaError_t code)
+bool qkc_note_loss(qkc_backend *self, cudaError_t code)
 {
     if (!qkc_code_is_lost(code))
         return false;
@@ -56,7 +56,7 @@ qk_status qkc_fail(qkc_backend *self, qk_status status, cudaError_t code, const 
     cudaGetLastError(); /* the next call's result is its own */
     if (n >= 0 && (size_t)n < sizeof(self->error))
         snprintf(self->error + n, sizeof(self->error) - (size_t)n, ": %s", cudaGetErrorString(code));
-    if (note_loss(self, code))
+    if (qkc_note_loss(self, code))
         return QK_DEVICE_LOST;
     if (code == cudaErrorMemoryAllocation)
         return QK_NO_MEMORY;
@@ -164,6 +164,11 @@ static qk_status host_memory_new(qkc_backend *self, qk_buffer *buffer)
         cudaFreeHost(data);
     if (code != cudaSuccess)
         return qkc_fail(self, QK_UNSUPPORTED, code, "buffer: host memory for the device");
+    const qkc_pin pin = {(uint64_t)(uintptr_t)data, (uint64_t)(uintptr_t)address, buffer->bytes};
+    if (!qkc_pins_add(&self->pins, &pin)) {
+        cudaFreeHost(data);
+        return qkc_fail(self, QK_NO_MEMORY, cudaSuccess, "buffer: no memory for the list of pinned memory");
+    }
     buffer->host = data;
     buffer->address = (uint64_t)(uintptr_t)address;
     return QK_OK;
@@ -175,7 +180,7 @@ static qk_status buffer_new(qk_backend *backend, qk_memory memory, uint64_t byte
     qk_status status = enter(self);
     if (status != QK_OK)
         return status;
-    qk_buffer *buffer = (qk_buffer *)calloc(1, sizeof(*buffer));
+    qk_buffer *buffer = (qk_buffer *)calloc(1, sizeof(qkc_buffer));
     if (buffer == NULL)
         return qkc_fail(self, QK_NO_MEMORY, cudaSuccess, "buffer: no host memory");
     buffer->backend = backend;
@@ -192,10 +197,16 @@ static qk_status buffer_new(qk_backend *backend, qk_memory memory, uint64_t byte
 static void buffer_free(qk_buffer *buffer)
 {
     qkc_backend *self = backend_from(buffer->backend);
+    if (((const qkc_buffer *)buffer)->is_wrapped) {
+        free(buffer);
+        return;
+    }
+    if (buffer->memory == QK_MEMORY_HOST)
+        qkc_pins_remove(&self->pins, (uint64_t)(uintptr_t)buffer->host);
     if (!qkc_is_lost(self) && cudaSetDevice(self->device) == cudaSuccess) {
         cudaError_t code = buffer->memory == QK_MEMORY_HOST ? cudaFreeHost(buffer->host)
                                                             : cudaFree((void *)(uintptr_t)buffer->address);
-        note_loss(self, code);
+        qkc_note_loss(self, code);
         cudaGetLastError();
     }
     free(buffer);
@@ -208,6 +219,13 @@ static cudaMemcpyKind copy_kind(const qk_copy *c)
     if (c->src->memory == QK_MEMORY_HOST)
         return c->dst->memory == QK_MEMORY_HOST ? cudaMemcpyHostToHost : cudaMemcpyHostToDevice;
     return c->dst->memory == QK_MEMORY_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
+}
+
+/* Where a copy's side begins. Host memory that is not registered has no device-visible address. */
+static void *side(const qk_buffer *buffer, uint64_t offset)
+{
+    return buffer->memory == QK_MEMORY_HOST ? (char *)buffer->host + offset
+                                            : (char *)(uintptr_t)(buffer->address + offset);
 }
 
 static bool continues(const qk_copy *run, const qk_copy *next)
@@ -228,9 +246,8 @@ static qk_status copy_submit(qk_backend *backend, qk_stream stream, const qk_cop
             run.bytes += copies[i].bytes;
         if (run.bytes == 0)
             continue;
-        cudaError_t code = cudaMemcpyAsync((void *)(uintptr_t)(run.dst->address + run.dst_offset),
-            (const void *)(uintptr_t)(run.src->address + run.src_offset), run.bytes, copy_kind(&run),
-            self->streams[stream]);
+        cudaError_t code = cudaMemcpyAsync(side(run.dst, run.dst_offset), side(run.src, run.src_offset),
+            run.bytes, copy_kind(&run), self->streams[stream]);
         if (code != cudaSuccess)
             status =
                 qkc_fail(self, QK_UNSUPPORTED, code, "copy of %llu bytes", (unsigned long long)run.bytes);
@@ -262,6 +279,8 @@ static qk_status fill_submit(
     qk_status status = enter(self);
     if (status != QK_OK || bytes == 0)
         return status;
+    if (dst->address == 0)
+        return qkc_fail(self, QK_UNSUPPORTED, cudaSuccess, "fill: the host memory is not registered");
     const uint64_t begin = dst->address + offset, n = bytes / 4;
     uint64_t n_head = (16 - begin % 16) % 16 / 4;
     if (n_head > n)
@@ -347,7 +366,7 @@ static qk_status event_query(qk_event *event)
         return QK_OK;
     if (code == cudaErrorNotReady)
         return QK_PENDING;
-    note_loss(backend, code);
+    qkc_note_loss(backend, code);
     return qkc_is_lost(backend) ? QK_DEVICE_LOST : QK_UNSUPPORTED;
 }
 
@@ -405,7 +424,7 @@ static void close_backend(qk_backend *backend)
         cudaSetDevice(self->device);
         for (int i = 0; i < QK_N_STREAMS; i++)
             if (self->streams[i] != NULL)
-                note_loss(self, cudaStreamSynchronize(self->streams[i]));
+                qkc_note_loss(self, cudaStreamSynchronize(self->streams[i]));
     }
     if (self->gemm != NULL)
         qkc_gemm_free(self->gemm);
@@ -414,6 +433,7 @@ static void close_backend(qk_backend *backend)
             cudaStreamDestroy(self->streams[i]);
     cudaGetLastError();
     free(self->nvml);
+    qkc_pins_clear(&self->pins);
     qkc_device_leave(self->device);
     free(self);
 }
@@ -427,6 +447,9 @@ static const qk_backend_ops qk_cuda_ops = {
     .measure = qkc_measure,
     .buffer_new = buffer_new,
     .buffer_free = buffer_free,
+    .host_register = qkc_host_register,
+    .host_unregister = qkc_host_unregister,
+    .buffer_wrap = qkc_buffer_wrap,
     .copy_submit = copy_submit,
     .fill_submit = fill_submit,
     .event_new = event_new,
@@ -470,8 +493,12 @@ static cudaError_t start(qkc_backend *self, bool portable)
     self->hopper = !portable && self->capability == 90;
     if (qkc_nvml_find(&nvml, &prop) && (self->nvml = (qkc_nvml *)malloc(sizeof(nvml))) != NULL)
         *self->nvml = nvml;
+    /* Kernels that fetch host pages must not stand behind the attention that they run ahead of. */
+    int lowest = 0, highest = 0;
+    code = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
     for (int i = 0; i < QK_N_STREAMS && code == cudaSuccess; i++)
-        code = cudaStreamCreateWithFlags(&self->streams[i], cudaStreamNonBlocking);
+        code = cudaStreamCreateWithPriority(
+            &self->streams[i], cudaStreamNonBlocking, i == QK_STREAM_TO_DEVICE ? highest : lowest);
     if (code == cudaSuccess)
         code = qkc_linear_init();
     if (code == cudaSuccess)
@@ -492,7 +519,7 @@ static qk_status give_up(qkc_backend *self, cudaError_t code, char *error, size_
     cudaGetLastError();
     qkc_explain(self->device, code, reason, sizeof(reason));
     snprintf(error, error_size, "cuda: %s", reason);
-    bool lost = note_loss(self, code);
+    bool lost = qkc_note_loss(self, code);
     close_backend((qk_backend *)self);
     return lost ? QK_DEVICE_LOST : code == cudaErrorMemoryAllocation ? QK_NO_MEMORY : QK_UNSUPPORTED;
 }
@@ -526,6 +553,7 @@ qk_status qkc_open(const qk_backend_options *options, qk_backend **out, char *er
     }
     self->head.ops = &qk_cuda_ops;
     self->device = device;
+    qkc_pins_init(&self->pins);
     cudaError_t code = start(self, portable);
     if (code == cudaErrorDevicesUnavailable && qkc_device_was_lost(device)) {
         /* Seen with a kernel that traps on an H200, driver 580: a process does not get the card back. */

@@ -5,21 +5,36 @@
  *   cuda-nvml.cu     NVML, opened at run time: what the panel shows of a card
  *   cuda-device.cu   finding and choosing a device; what backends of one device share
  *   cuda-backend.cu  opening, information, buffers, streams, events, copies
+ *   cuda-host.cu     registered host memory and buffers over it
  *   cuda-measure.cu  the measured ceilings
  *   cuda-model.cu    weights: from pageable memory to the device through pinned staging
  *   cuda-gemm.cu     cublasLt, opened at run time, with algorithms chosen before the first step
  *   cuda-step.cu     contexts and steps: workspace, graphs, submission, results
  *   cuda-layers.cu   the launches of one step, in order
+ *   cuda-stream.cu   host pages through a ring on the device
+ *   cuda-partial.cu  decode steps with pages that the host attends to: its thread, and the merge
  *
- * Threads: the engine's thread calls in; qk_step_cancel() and qk_event_query() may come from any thread. A CUDA error
- * that leaves the device unusable makes the backend lost for good (qkc_fail()).
+ * Threads: the engine's thread calls in; qk_step_cancel(), qk_event_query(), qk_host_register() and qk_host_unregister()
+ * may come from any thread. A CUDA error that leaves the device unusable makes the backend lost for good (qkc_fail()).
  *
  * The model's weights are one device allocation; a context's workspace another. Nothing is allocated on a step's way. */
 #pragma once
+#include <pthread.h>
 #include "kernels/cuda/cuda-ops.h"
 #include "kernels/qk-backend.h"
 
 /* ---- Backend ------------------------------------------------------------------------------------------------- */
+
+/* Pinned host memory. */
+typedef struct {
+    uint64_t host, address; /* as the host and as the device see its begin */
+    uint64_t bytes;
+} qkc_pin;
+typedef struct {
+    pthread_mutex_t lock;
+    qkc_pin *ranges; /* by host address, disjoint */
+    size_t n, n_max;
+} qkc_pins;
 
 typedef struct {
     qk_backend head;
@@ -31,6 +46,7 @@ typedef struct {
     cudaStream_t streams[QK_N_STREAMS];
     struct qkc_gemm *gemm; /* cublasLt's handle and chosen algorithms; NULL until the first model */
     struct qkc_nvml *nvml; /* NULL when the library is missing */
+    qkc_pins pins;         /* any thread, under its lock */
     char name[96];         /* "NVIDIA H200" */
     char error[256];       /* engine thread only */
     int lost;              /* __atomic: the cudaError_t that lost the device; set once */
@@ -42,6 +58,8 @@ typedef struct {
 __attribute__((format(printf, 4, 5))) qk_status qkc_fail(
     qkc_backend *self, qk_status status, cudaError_t code, const char *format, ...);
 bool qkc_is_lost(const qkc_backend *self);
+/* Any thread. Marks the backend lost when @code says so, and returns whether it does. */
+bool qkc_note_loss(qkc_backend *self, cudaError_t code);
 
 /* At the head of a call: true when the device is lost, with a line in backend->error. Engine thread. */
 bool qkc_refuse(qkc_backend *self);
@@ -50,6 +68,25 @@ qk_status qkc_fail_memory(qkc_backend *self, cudaError_t code, const char *what,
 
 qk_status qkc_open(const qk_backend_options *options, qk_backend **out, char *error, size_t error_size);
 qk_status qkc_measure(qk_backend *backend, qk_measure what, double *out); /* cuda-measure.cu */
+
+/* ---- Host memory (cuda-host.cu) ------------------------------------------------------------------------------ */
+
+typedef struct {
+    qk_buffer head;
+    bool is_wrapped; /* the memory is the caller's */
+} qkc_buffer;
+
+void qkc_pins_init(qkc_pins *pins);
+void qkc_pins_clear(qkc_pins *pins);
+/* Any thread. False when there is no memory for the list. */
+bool qkc_pins_add(qkc_pins *pins, const qkc_pin *pin);
+bool qkc_pins_remove(qkc_pins *pins, uint64_t host); /* whether a range begins there */
+/* Where the pinned range around a device-visible address ends, likewise; 0: in none. A copy must end there. */
+uint64_t qkc_pins_end(qkc_pins *pins, uint64_t address);
+
+qk_status qkc_host_register(qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size);
+void qkc_host_unregister(qk_backend *backend, void *host);
+qk_status qkc_buffer_wrap(qk_backend *backend, void *host, uint64_t bytes, qk_buffer **out);
 
 /* ---- Devices (cuda-device.cu) -------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
  *   prepare                                                plan, tokens, positions, embeddings
  *   decode, few rows:  a layer is  linear(norm + QKV), attention, linear(O) += x, linear(norm + gate,up, SiLU),
  *                                  linear(down) += x; then linear(norm + lm_head) of the output rows, sample
+ *                      (with outside pages two more launches around the attention: cuda-partial.cu)
  *   16 rows on:        the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
  *   many rows:         a layer is  rms_norm, QKV, heads, attention, O += x, rms_norm, (gate,up, SiLU) by row blocks,
  *                                  down += x; after the last attention only the output rows go on, the few-rows way
@@ -110,6 +111,7 @@ typedef struct {
     const qkc_launch *launch;
     const qkc_model *model;
     const qk_shape *shape;
+    const qk_kv_layout *layout; /* of the step's pages */
     uint32_t layer;
     qk_status status;
 } way;
@@ -299,6 +301,56 @@ static bool small_qkv(way *w, const small_rows *r)
     return ok(w, "QKV", qkc_linear(w->launch, &a));
 }
 
+/* The pieces from @first on below @end in the list of all sequences'. */
+static bool attend_some(way *w, qkc_attend_decode_args a, uint32_t first, uint32_t end)
+{
+    qkc_launch launch = *w->launch;
+    launch.pdl = false; /* events stand between the launches */
+    a.first_piece = first;
+    a.end_piece = end;
+    return first == end || ok(w, "attention of pieces", qkc_attend_decode(&launch, &a));
+}
+
+/* Those of one sequence with pages in host memory, as these arrive. @first: its first piece in the list. */
+static bool attend_ranges_of(way *w, const qkc_attend_decode_args *a, uint32_t seq, uint32_t first)
+{
+    const qkc_stream *stream = &w->step->stream;
+    const uint32_t size = qkc_attend_decode_piece_keys(w->step->plan.seqs[seq].start + 1);
+    for (uint32_t i = 0; i < stream->n_ranges; i++) {
+        const qkc_range *range = &stream->ranges[i];
+        if (stream->seqs[range->seq].seq == seq &&
+            (!ok(w, "a wait for host pages", qkc_stream_before(w->step, w->layer, range)) ||
+                !attend_some(
+                    w, *a, first + range->key_begin / size, first + (range->key_end + size - 1) / size) ||
+                !ok(w, "copies of host pages", qkc_stream_after(w->step, w->layer, range))))
+            return false;
+    }
+    return true;
+}
+
+/* A layer's attention in several launches: streamed sequences one after the other, what is between them at once. */
+static bool attend_pieces(way *w, const qkc_attend_decode_args *a)
+{
+    const qkc_stream *stream = &w->step->stream;
+    const qk_plan *plan = &w->step->plan;
+    qkc_launch launch = *w->launch;
+    uint32_t at = 0, done = 0; /* pieces of the sequences so far; of them launched */
+    launch.pdl = false;
+    if (!ok(w, "places in the ring", qkc_stream_place(&launch, w->step, w->layer)))
+        return false;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const uint32_t n_keys = plan->seqs[i].start + 1, size = qkc_attend_decode_piece_keys(n_keys);
+        const uint32_t end = at + (n_keys + size - 1) / size;
+        if (stream->is_streamed[i]) {
+            if (!attend_some(w, *a, done, at) || !attend_ranges_of(w, a, i, at))
+                return false;
+            done = end;
+        }
+        at = end;
+    }
+    return attend_some(w, *a, done, at);
+}
+
 static bool attend_decode(way *w)
 {
     const qkc_layer *layer = &w->model->layers[w->layer];
@@ -310,11 +362,21 @@ static bool attend_decode(way *w)
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
     a.layer = w->layer;
     a.rows_max = w->pass->n_rows;
-    a.layout = w->ctx->head.params.layout;
+    a.layout = *w->layout;
     a.plan = w->ctx->plan;
     a.workspace = w->ctx->decode_workspace;
     a.cancel = w->step->cancel;
+    a.lse = w->pass->outside ? w->ctx->partial_lse : NULL;
+    if (w->pass->is_streamed)
+        return attend_pieces(w, &a);
     return ok(w, "attention", qkc_attend_decode(w->launch, &a));
+}
+
+/* With outside pages: q to the host before, the host's part to the device's behind. */
+static bool attend_decode_outside(way *w)
+{
+    return ok(w, "publishing q", qkc_partial_publish(w->pass, w->layer)) && attend_decode(w) &&
+           ok(w, "merging", qkc_partial_merge(w->pass, w->layer));
 }
 
 /* ---- Attention of any rows ----------------------------------------------------------------------------------- */
@@ -332,12 +394,12 @@ static bool heads(way *w)
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
     a.layer = w->layer;
     a.rows_max = w->pass->n_rows;
-    a.layout = w->ctx->head.params.layout;
+    a.layout = *w->layout;
     a.plan = w->ctx->plan;
     return ok(w, "heads", qkc_heads(w->launch, &a));
 }
 
-static bool attend(way *w)
+static qkc_attend_prefill_args attend_args(const way *w)
 {
     const bool many = w->pass->kind == QKC_PASS_MANY;
     qkc_attend_prefill_args a = {};
@@ -346,11 +408,45 @@ static bool attend(way *w)
     a.out_f32 = many ? NULL : w->ctx->small_attn;
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
     a.layer = w->layer;
-    a.layout = w->ctx->head.params.layout;
+    a.layout = *w->layout;
     a.plan = w->ctx->plan;
     a.tiles = w->ctx->tiles, a.merges = w->ctx->merges;
     a.parts_out = w->ctx->parts_out, a.parts_lse = w->ctx->parts_lse;
-    return ok(w, "attention", qkc_attend_prefill(w->launch, &a, &w->pass->tiling));
+    a.state = w->ctx->ring.state;
+    return a;
+}
+
+/* Sequences with pages in host memory, range by range as these arrive. The launches are not programmatic: events stand
+ * between them. */
+static bool attend_ranges(way *w, const qkc_attend_prefill_args *a)
+{
+    const qkc_stream *stream = &w->step->stream;
+    qkc_launch launch = *w->launch;
+    launch.pdl = false;
+    if (!ok(w, "places in the ring", qkc_stream_place(&launch, w->step, w->layer)))
+        return false;
+    for (uint32_t i = 0; i < stream->n_ranges; i++) {
+        const qkc_range *range = &stream->ranges[i];
+        const qkc_round *tiles = &stream->seqs[range->seq].tiles;
+        if (!ok(w, "a wait for host pages", qkc_stream_before(w->step, w->layer, range)) ||
+            !ok(w, "attention of a range",
+                qkc_attend_prefill_range(&launch, a, tiles, range->key_begin, range->key_end)) ||
+            !ok(w, "copies of host pages", qkc_stream_after(w->step, w->layer, range)) ||
+            (range->ends && !ok(w, "merging", qkc_attend_prefill_merge(&launch, a, tiles))))
+            return false;
+    }
+    return true;
+}
+
+static bool attend(way *w)
+{
+    qkc_attend_prefill_args a = attend_args(w), others = a;
+    if (!w->pass->is_streamed)
+        return ok(w, "attention", qkc_attend_prefill(w->launch, &a, &w->pass->tiling));
+    others.tiles += w->step->stream.n_tiles;
+    others.merges += w->step->stream.n_merges;
+    return ok(w, "attention", qkc_attend_prefill(w->launch, &others, &w->pass->tiling)) &&
+           attend_ranges(w, &a);
 }
 
 /* ---- Passes of few rows -------------------------------------------------------------------------------------- */
@@ -361,7 +457,8 @@ static bool few_layer(way *w, const small_rows *r)
     if (!small_qkv(w, r))
         return false;
     if (w->pass->kind == QKC_PASS_DECODE) /* writes keys and values too */
-        return attend_decode(w) && (ends_here || small_rest(w, r));
+        return (w->pass->outside ? attend_decode_outside(w) : attend_decode(w)) &&
+               (ends_here || small_rest(w, r));
     if (!heads(w))
         return false;
     return ends_here || (attend(w) && small_rest(w, r));
@@ -487,6 +584,7 @@ qk_status qkc_layers(const qkc_pass *pass)
     w.launch = &pass->launch;
     w.model = (const qkc_model *)pass->context->head.model;
     w.shape = &w.model->head.shape;
+    w.layout = pass->layout;
     if (prepare(&w) && (pass->kind == QKC_PASS_MANY ? many_pass(&w) : few_pass(&w)))
         return QK_OK;
     return w.status;

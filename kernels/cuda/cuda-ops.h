@@ -102,7 +102,7 @@ typedef struct {
     uint32_t *row_seq;  /* [rows_max]: index into seqs */
     float *cos_sin;  /* [rows_max, head_dim]: head_dim / 2 cosines, then as many sines, times rope_factor */
     qk_seq *seqs;    /* [seqs_max] */
-    uint64_t *pages; /* [pages_max] */
+    uint64_t *pages; /* [pages_max]: without QK_PAGE_HOST */
     qk_output *outputs; /* [outputs_max] */
     uint32_t *
         state; /* [1]: a qk_status. QK_OK, or QK_CANCELLED or QK_INVALID: later kernels may return at once, and
@@ -152,7 +152,7 @@ typedef struct {
 /* Fills what of a host plan is made of the others, for a launch whose rows_max is at most @rows_max: host code. */
 void qkc_write_rows(const qk_plan *plan, uint32_t rows_max, qkc_host_counts *counts, qkc_host_row *rows);
 
-/* Copies the plan to the device, finds each row's token, fills cos_sin (angles in float64, as the CPU backend) and x. A
+/* Copies the plan to the device (pages without QK_PAGE_HOST), finds each row's token, fills cos_sin (angles in float64, as the CPU backend) and x. A
  * row that takes an unwritten slot sets *state to QK_INVALID; else *state becomes QK_OK. head_dim is 64 or 128. */
 cudaError_t qkc_prepare(const qkc_launch *launch, const qkc_prepare_args *args);
 
@@ -217,7 +217,10 @@ cudaError_t qkc_linear(const qkc_launch *launch, const qkc_linear_args *args);
  *
  * With launch->pdl a launch with layer > 0 reads the plan (not its state), cos_sin and older keys and values before its
  * wait: in the stream, the same step's launch with layer - 1 comes before it, and that triggers after its own wait. A
- * given-up step (plan.state) leaves the output alone; its new keys and values may or may not be written. */
+ * given-up step (plan.state) leaves the output alone; its new keys and values may or may not be written.
+ *
+ * With @lse pages at address 0 are outside: whole spans, none of them with the new token; their keys do not count. Cuts
+ * and orders of sums stay those of the sequence's length. Without it no page may be at address 0. */
 #define QKC_ITEMS_A_SEQ 64u
 typedef struct {
     const float *qkv; /* [rows_max, q_dim + 2 * kv_dim]: raw, out of the QKV product */
@@ -231,7 +234,14 @@ typedef struct {
         workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
                         qkc_attend_decode_bytes(0, ...), the rest may be overwritten between launches */
     const volatile uint32_t *cancel; /* latched into plan.state when not NULL */
+    /* A launch over some of the work: of the list of all sequences' pieces, sequence by sequence in position order, those
+     * from first_piece on that are below end_piece (0: all). A layer's launches have each piece once, and what ends last
+     * merges. They are not programmatic. */
+    uint32_t first_piece, end_piece;
+    float
+        *lse; /* [rows_max, n_heads]: receives ln of the sum of exp(q.k / sqrt(head_dim)); NULL: not wanted */
 } qkc_attend_decode_args;
+uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys); /* of a sequence of @n_keys */
 size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args);
 
@@ -268,7 +278,13 @@ typedef struct {
     uint32_t n_merges; /* set by qkc_attend_prefill(): of this round */
     float *parts_out;  /* [part_rows_max, q_dim] */
     float *parts_lse;  /* [part_rows_max, n_heads] */
+    float *state;      /* [rows_max, n_heads, head_dim + QKC_STATE_EXTRA]: of qkc_attend_prefill_range() */
+    uint32_t range_begin, range_end; /* set by qkc_attend_prefill_range() */
 } qkc_attend_prefill_args;
+
+/* What a tile that is not at its end keeps of each row and head: its sums of P V as they are, the four sums of
+ * exponentials of the threads that share a row, the largest score; three are unused. */
+#define QKC_STATE_EXTRA 8u
 
 /* Tiles and merges that run together: their parts are in the workspace at the same time. */
 typedef struct {
@@ -293,21 +309,45 @@ uint32_t qkc_part_rows_max(uint32_t rows_max);
  * they fit it alone. */
 void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper,
     int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges, qkc_tiling *out);
+/* The same without the sequences that @leave_out has true for. */
+void qkc_cut_other_tiles(const qk_plan *plan, const bool *leave_out, uint32_t n_heads, uint32_t n_kv_heads,
+    uint32_t head_dim, bool hopper, int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges,
+    qkc_tiling *out);
 /* @tiling: host; as it came from qkc_cut_tiles(), with hopper = launch->hopper and the same shape. args->tiles and
  * args->merges are the whole arrays. */
 cudaError_t qkc_attend_prefill(
     const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_tiling *tiling);
+
+/* The same for one sequence, in several launches over ranges of its keys: for keys that pass through a ring. The ranges
+ * are given from the last keys to the first, without gaps, each beginning at a multiple of QK_SPAN_TOKENS. A tile goes on
+ * where the launch before left it: its bits are those of one launch over everything. Since a row has one place for its
+ * state, a launch must not end one part that another launch has begun and begin one that another will end:
+ * qkc_range_cut(). @tiles: the sequence's own, of qkc_cut_sequence_tiles(). The merges are a launch of their own, after
+ * the last range. */
+cudaError_t qkc_attend_prefill_range(const qkc_launch *launch, const qkc_attend_prefill_args *args,
+    const qkc_round *tiles, uint32_t key_begin, uint32_t key_end);
+cudaError_t qkc_attend_prefill_merge(
+    const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_round *tiles);
+/* The tiles of sequence @seq alone, as qkc_cut_tiles() cuts them: @first says where in @tiles and @merges they go, and
+ * gets how many there are. Returns into how many parts its keys are cut. */
+uint32_t qkc_cut_sequence_tiles(const qk_plan *plan, uint32_t seq, uint32_t n_heads, uint32_t n_kv_heads,
+    uint32_t head_dim, bool hopper, int n_sms, uint32_t part_rows_max, qkc_tile *tiles, qkc_tile *merges,
+    qkc_round *first);
+/* Where a range of a sequence of @n_keys in @n_parts is to be cut in two launches: @key_begin when one will do, else a key
+ * in between. */
+uint32_t qkc_range_cut(uint32_t n_keys, uint32_t n_parts, uint32_t key_begin, uint32_t key_end);
 
 /* The portable kernel has two forms: 4 warps of 32 rows, two blocks an SM (cards with 160 KB of shared memory an SM),
  * and 8 warps of 16 rows, one block an SM. qkc_attend_prefill_init() chooses; tests and benchmarks choose themselves. */
 typedef enum { QKC_PREFILL_WIDE, QKC_PREFILL_NARROW } qkc_prefill_form;
 void qkc_attend_prefill_choose(qkc_prefill_form form);
 
-/* Called by qkc_attend_prefill() when launch->hopper and the shape suits (qkc_attend_prefill_hopper_runs()). Does
- * args->n_tiles tiles from args->tiles on; merges nothing. */
+/* Called when launch->hopper and the shape suits (qkc_attend_prefill_hopper_runs()). Does args->n_tiles tiles from
+ * args->tiles on, of their keys those in the range when @in_range; merges nothing. */
 bool qkc_attend_prefill_hopper_runs(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 uint32_t qkc_attend_prefill_hopper_tile_rows(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
-cudaError_t qkc_attend_prefill_hopper(const qkc_launch *launch, const qkc_attend_prefill_args *args);
+cudaError_t qkc_attend_prefill_hopper(
+    const qkc_launch *launch, const qkc_attend_prefill_args *args, bool in_range);
 
 /* ---- sample.cu ----------------------------------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
  * A decode step (every sequence has one new row, at most QKC_SMALL_ROWS of them, some outputs) is one graph launch: each
  * step object has a graph for each power of two rows, captured from qkc_layers() when the step is made. All that changes
  * from step to step lies in the step's mapped pinned plan, which the graph's first kernel copies to the device. Other
- * steps are launched kernel by kernel.
+ * steps are launched kernel by kernel, decode steps with outside pages among them (cuda-partial.cu).
  *
  * Invariants
  *  1. Each block of memory is laid out by one function that also counts it, so that qkc_context_measure() cannot
@@ -13,7 +13,8 @@
  *     all of that.
  *  3. Slots and history change in the sampler alone (cuda-ops.h), when the step was not given up, and by set_history.
  *  4. The host touches a step's pinned memory only while the step does not run, but for the cancel word.
- *  5. A running step ends in finish(), once, found by poll or wait; both then report the same status.
+ *  5. A running step ends in finish(), once, found by poll or wait; both then report the same status. With outside pages
+ *     that is when the device has ended it and the partial function's thread has left it.
  *  6. On a lost device freeing leaves the driver alone: the memory goes with its context.
  *
  * Device memory for the reference model with 2,048 rows, 91 outputs and 64 slots, in MiB: x 20; a block of 86 that is
@@ -196,10 +197,21 @@ static void lay_out_device(qkc_context *ctx, arena *a)
     take(a, &ctx->tail_counts, many ? (outputs + QKC_SMALL_ROWS - 1) / QKC_SMALL_ROWS * 4 : 0);
     take(a, &ctx->tiles, ctx->tiles_max);
     take(a, &ctx->merges, ctx->tiles_max);
+    take(a, &ctx->partial_index, p->partial_max > 0 ? ctx->decode_max : 0);
+    take(a, &ctx->partial_count, p->partial_max > 0 ? 1 : 0);
+    take(a, &ctx->partial_lse, p->partial_max > 0 ? (uint64_t)ctx->decode_max * shape->n_heads : 0);
     take(a, &ctx->slots, p->slots_max);
     take(a, &ctx->history, (uint64_t)p->slots_max * shape->vocab);
     ctx->gemm_workspace = take_bytes(a, many ? QKC_GEMM_WORKSPACE_BYTES : 0, 1);
     ctx->sample_workspace = take_bytes(a, qkc_sample_bytes(p->outputs_max, shape->vocab), 1);
+
+    if (p->ring_bytes > 0) {
+        qkc_ring *ring = &ctx->ring;
+        ring->memory = (char *)take_bytes(a, p->ring_bytes, 1);
+        take(a, &ring->places, p->pages_max);
+        take(a, &ring->scattered, p->pages_max);
+        take(a, &ring->state, rows * shape->n_heads * (shape->head_dim + QKC_STATE_EXTRA));
+    }
 
     /* Only the beginning of the decode attention's workspace, the part that no sequence needs, has to stay as it is. */
     const uint64_t decode_begin = a->used;
@@ -215,6 +227,23 @@ static void lay_out_host(qkc_context *ctx, arena *a)
     for (uint32_t i = 0; i < QKC_HISTORY_STAGES; i++)
         take(a, &ctx->stage[i], ctx->head.params.slots_max > 0 ? shape_of(ctx)->vocab : 0);
     take(a, &ctx->slots_copy, ctx->head.params.slots_max);
+    const uint64_t rows = ctx->head.params.partial_max > 0 ? ctx->decode_max : 0;
+    take(a, &ctx->partial_q, rows * ctx->q_dim);
+    take(a, &ctx->partial_folded, rows * ctx->q_dim);
+    take(a, &ctx->partial_folded_lse, rows * shape_of(ctx)->n_heads);
+}
+
+static void lay_out_stream(qkc_stream *stream, const qk_context_params *p, arena *a)
+{
+    const uint64_t n_groups = p->pages_max / (QK_SPAN_TOKENS / QK_PAGE_TOKENS) + (uint64_t)p->seqs_max;
+    take(a, &stream->is_streamed, p->seqs_max);
+    take(a, &stream->seqs, p->seqs_max);
+    take(a, &stream->groups, n_groups);
+    take(a, &stream->ranges, 2 * (n_groups + p->seqs_max));
+    take(a, &stream->runs, p->pages_max);
+    take(a, &stream->scattered, p->pages_max);
+    take(a, &stream->places, p->pages_max);
+    take(a, &stream->order, p->pages_max);
 }
 
 static void lay_out_step(qkc_step *step, arena *a)
@@ -231,9 +260,20 @@ static void lay_out_step(qkc_step *step, arena *a)
     take(a, &step->plan.outputs, p->outputs_max);
     take(a, &step->results, p->outputs_max);
     take(a, &step->plan.pages, p->pages_max);
+    step->plan.host_pages = NULL;
+    if (p->partial_max > 0)
+        take(a, &step->plan.host_pages, p->pages_max);
     take(a, &step->tiles, ctx->tiles_max);
     take(a, &step->merges, ctx->tiles_max);
     take(a, &step->staged, p->logits_max * vocab);
+    if (p->ring_bytes > 0)
+        lay_out_stream(&step->stream, p, a);
+    if (p->partial_max > 0) {
+        take(a, &step->outside.ready, shape_of(ctx)->n_layers);
+        take(a, &step->outside.answer, shape_of(ctx)->n_layers);
+        take(a, &step->outside.index, ctx->decode_max);
+        take(a, &step->outside.items, p->partial_max);
+    }
     if (p->logits_max > 0 &&
         __builtin_mul_overflow((uint64_t)p->outputs_max * sizeof(float), vocab, &step->logits_bytes))
         a->overflow = true;
@@ -241,30 +281,43 @@ static void lay_out_step(qkc_step *step, arena *a)
 
 /* ---- Context ------------------------------------------------------------------------------------------------- */
 
+const qk_kv_layout *qkc_layout_of(const qkc_context *ctx, uint32_t kv_class)
+{
+    const qk_context_params *p = &ctx->head.params;
+    if (kv_class == 0)
+        return &p->layout;
+    return kv_class == 1 && p->layout_1.page_bytes > 0 ? &p->layout_1 : NULL;
+}
+
+static qk_status check_layout(qkc_context *ctx, const qk_kv_layout *layout, const char *name)
+{
+    qkc_backend *backend = backend_of(ctx);
+    if (layout->dtype != QK_BF16)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "context: %s.dtype is %s, but the CUDA backend keeps KV in bf16", name,
+            layout->dtype == QK_F32 ? "f32" : "i8");
+    if (layout->token_stride % 16 != 0 || layout->v_offset % 16 != 0 || layout->head_stride % 16 != 0 ||
+        layout->layer_stride % 16 != 0 || layout->page_bytes % 16 != 0)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "context: a stride of %s (token %u, value %llu, head %llu, layer %llu, page %llu) is not a "
+            "multiple of 16 bytes",
+            name, layout->token_stride, (unsigned long long)layout->v_offset,
+            (unsigned long long)layout->head_stride, (unsigned long long)layout->layer_stride,
+            (unsigned long long)layout->page_bytes);
+    return QK_OK;
+}
+
 /* What this backend does not run of what the interface allows. */
 static qk_status check_params(qkc_context *ctx)
 {
     qkc_backend *backend = backend_of(ctx);
     const qk_context_params *p = &ctx->head.params;
-    const qk_kv_layout *layout = &p->layout;
     const qk_shape *shape = shape_of(ctx);
-    if (p->partial_max > 0)
-        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
-            "context: partial_max is %u, but this CUDA backend attends to pages in device memory alone; "
-            "expected 0",
-            p->partial_max);
-    if (layout->dtype != QK_BF16)
-        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
-            "context: layout.dtype is f32, but the CUDA backend keeps KV in bf16");
-    if (layout->token_stride % 16 != 0 || layout->v_offset % 16 != 0 || layout->head_stride % 16 != 0 ||
-        layout->layer_stride % 16 != 0 || layout->page_bytes % 16 != 0)
-        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
-            "context: a stride of the KV layout (token %u, value %llu, head %llu, layer %llu, page %llu) is "
-            "not a "
-            "multiple of 16 bytes",
-            layout->token_stride, (unsigned long long)layout->v_offset,
-            (unsigned long long)layout->head_stride, (unsigned long long)layout->layer_stride,
-            (unsigned long long)layout->page_bytes);
+    qk_status status;
+    if ((status = check_layout(ctx, &p->layout, "layout")) != QK_OK)
+        return status;
+    if (p->layout_1.page_bytes > 0 && (status = check_layout(ctx, &p->layout_1, "layout_1")) != QK_OK)
+        return status;
     if ((shape->head_dim != 64 && shape->head_dim != 128) || shape->n_heads / shape->n_kv_heads > 8 ||
         shape->hidden % 8 != 0 || shape->ffn % 8 != 0)
         return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
@@ -272,7 +325,7 @@ static qk_status check_params(qkc_context *ctx)
             "head_dim 64 and "
             "128, at most 8 query heads a kv head, hidden and ffn that are multiples of 8",
             shape->head_dim, shape->n_heads / shape->n_kv_heads, shape->hidden, shape->ffn);
-    return QK_OK;
+    return qkc_ring_plan(ctx);
 }
 
 /* Fills the sizes of @ctx, whose head is set. */
@@ -292,7 +345,8 @@ static qk_status count(qkc_context *ctx, qk_sizes *out)
     if (device.overflow || host.overflow || of_step.overflow ||
         __builtin_add_overflow(of_step.used, step.logits_bytes + sizeof(step), &step_bytes) ||
         step_bytes > UINT64_MAX / 4 ||
-        __builtin_add_overflow(2 * step_bytes, host.used + sizeof(*ctx), &host_bytes))
+        __builtin_add_overflow(2 * step_bytes, host.used + sizeof(*ctx), &host_bytes) ||
+        __builtin_add_overflow(host_bytes, qkc_partial_bytes(ctx), &host_bytes))
         return qkc_fail(backend_of(ctx), QK_NO_MEMORY, cudaSuccess, "context: sizes overflow 64 bits");
     ctx->block_bytes = device.used;
     ctx->host_bytes = host.used;
@@ -377,12 +431,16 @@ static qk_status start_context(qkc_context *ctx)
     for (uint32_t i = 0; i < QKC_HISTORY_STAGES && code == cudaSuccess; i++)
         code = cudaEventCreateWithFlags(&ctx->stage_done[i], cudaEventDisableTiming | cudaEventBlockingSync);
     if (code == cudaSuccess)
+        code = qkc_ring_start(ctx);
+    if (code == cudaSuccess)
         code = cudaMemsetAsync(ctx->block, 0, ctx->block_bytes, compute(ctx));
     if (code == cudaSuccess && p->slots_max > 0)
         code = cudaMemsetAsync(ctx->slots, 0xff, p->slots_max * sizeof(*ctx->slots), compute(ctx));
     if (code != cudaSuccess)
         return qkc_fail(backend, QK_UNSUPPORTED, code, "context: clearing the workspace");
     qk_status status = prepare_products(ctx);
+    if (status == QK_OK && p->partial_max > 0)
+        status = qkc_partial_new(ctx);
     if (status != QK_OK)
         return status;
     code = cudaStreamSynchronize(compute(ctx));
@@ -417,12 +475,14 @@ qk_status qkc_context_new(qk_model *model, const qk_context_params *params, qk_c
 void qkc_context_free(qk_context *context)
 {
     qkc_context *ctx = (qkc_context *)context;
+    qkc_partial_free(ctx->partial);
     if (!qkc_is_lost(backend_of(ctx))) {
         cudaSetDevice(backend_of(ctx)->device);
         cudaStreamSynchronize(compute(ctx)); /* a history may be on its way */
         for (uint32_t i = 0; i < QKC_HISTORY_STAGES; i++)
             if (ctx->stage_done[i] != NULL)
                 cudaEventDestroy(ctx->stage_done[i]);
+        qkc_ring_stop(ctx);
         cudaFreeHost(ctx->host_block);
         cudaFree(ctx->block);
         cudaGetLastError();
@@ -483,7 +543,7 @@ static uint32_t bucket_rows(const qkc_context *ctx, uint32_t i)
 
 static_assert((1u << (QKC_BUCKETS_MAX - 1)) >= QKC_SMALL_ROWS, "a bucket for every decode step");
 
-static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t bucket)
+static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t kv_class, uint32_t bucket)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     qkc_backend *backend = backend_of(ctx);
@@ -492,6 +552,7 @@ static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t bucket
     pass.step = step;
     pass.launch = launch_on(backend, stream);
     pass.kind = QKC_PASS_DECODE;
+    pass.layout = qkc_layout_of(ctx, kv_class);
     pass.n_rows = bucket_rows(ctx, bucket);
     pass.n_outputs = min_u32(pass.n_rows, ctx->head.params.outputs_max);
 
@@ -503,9 +564,9 @@ static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t bucket
     qk_status status = qkc_layers(&pass);
     code = cudaStreamEndCapture(stream, &graph);
     if (status == QK_OK && code == cudaSuccess)
-        code = cudaGraphInstantiate(&step->graphs[bucket], graph, 0);
+        code = cudaGraphInstantiate(&step->graphs[kv_class][bucket], graph, 0);
     if (status == QK_OK && code == cudaSuccess)
-        code = cudaGraphUpload(step->graphs[bucket], stream);
+        code = cudaGraphUpload(step->graphs[kv_class][bucket], stream);
     if (graph != NULL)
         cudaGraphDestroy(graph);
     if (status == QK_OK && code != cudaSuccess)
@@ -523,8 +584,9 @@ static qk_status make_graphs(qkc_step *step)
     if (code != cudaSuccess)
         return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: a stream for graphs");
     qk_status status = QK_OK;
-    for (uint32_t i = 0; i < QKC_BUCKETS_MAX && bucket_rows(ctx, i) > 0 && status == QK_OK; i++)
-        status = make_graph(step, stream, i);
+    for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
+        for (uint32_t i = 0; i < QKC_BUCKETS_MAX && bucket_rows(ctx, i) > 0 && status == QK_OK; i++)
+            status = make_graph(step, stream, k, i);
     code = cudaStreamSynchronize(stream);
     if (status == QK_OK && code != cudaSuccess)
         status = qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: uploading graphs");
@@ -535,7 +597,8 @@ static qk_status make_graphs(qkc_step *step)
 /* ---- Step objects -------------------------------------------------------------------------------------------- */
 
 /* A step over garbage: @n_rows rows behind some cached ones, all pages being @page, one output without a slot. */
-static qk_status run_garbage(qkc_step *step, uint32_t n_rows, const void *page)
+static qk_status run_garbage(
+    qkc_step *step, uint32_t kv_class, uint32_t n_rows, const void *page, bool streamed)
 {
     const qk_context_params *p = &((const qkc_context *)step->head.context)->head.params;
     qk_plan *plan = &step->plan;
@@ -546,10 +609,13 @@ static qk_status run_garbage(qkc_step *step, uint32_t n_rows, const void *page)
     plan->n_seqs = 1;
     plan->n_pages = pages_max;
     plan->n_outputs = min_u32(p->outputs_max, 1);
+    plan->kv_class = kv_class;
     for (uint32_t i = 0; i < n_rows; i++)
         plan->tokens[i] = 0;
     for (uint32_t i = 0; i < pages_max; i++)
         plan->pages[i] = (uint64_t)(uintptr_t)page;
+    if (streamed && n_rows + QK_PAGE_TOKENS <= pages_max * QK_PAGE_TOKENS)
+        plan->pages[0] |= QK_PAGE_HOST; /* device memory goes through the ring as well */
     qk_seq seq = {};
     seq.n_rows = n_rows;
     seq.start = pages_max * QK_PAGE_TOKENS - n_rows;
@@ -576,7 +642,7 @@ static qk_status warm_up(qkc_step *step)
     void *page = NULL;
     if (ctx->is_warm)
         return QK_OK;
-    const uint64_t bytes = ctx->head.params.layout.page_bytes;
+    const uint64_t bytes = max_u64(ctx->head.params.layout.page_bytes, ctx->head.params.layout_1.page_bytes);
     cudaError_t code = cudaMalloc(&page, bytes);
     if (code == cudaSuccess)
         code = cudaMemsetAsync(page, 0, bytes, compute(ctx));
@@ -584,15 +650,20 @@ static qk_status warm_up(qkc_step *step)
         cudaFree(page);
         return qkc_fail_memory(backend, code, "a page to try kernels with", bytes);
     }
-    qk_status status = run_garbage(step, 1, page);
-    if (status == QK_OK)
-        status = run_garbage(step, 2, page);
-    if (status == QK_OK)
-        status = run_garbage(step, QKC_SMALL_ROWS + 1, page);
+    qk_status status = QK_OK;
+    const uint32_t n_rows[] = {1, 2, QKC_SMALL_ROWS + 1};
+    for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
+        for (uint32_t i = 0; i < sizeof(n_rows) / sizeof(n_rows[0]) && status == QK_OK; i++)
+            status = run_garbage(step, k, n_rows[i], page, false);
+    for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
+        for (uint32_t i = 1; i < sizeof(n_rows) / sizeof(n_rows[0]) && status == QK_OK; i++)
+            if (ctx->head.params.ring_bytes > 0)
+                status = run_garbage(step, k, n_rows[i], page, true);
     if (!qkc_is_lost(backend))
         cudaFree(page);
     memset(step->block, 0, step->block_bytes);
     step->plan.n_rows = step->plan.n_seqs = step->plan.n_pages = step->plan.n_outputs = 0;
+    step->plan.kv_class = step->plan.host_path = 0;
     ctx->is_warm = status == QK_OK;
     return status;
 }
@@ -656,9 +727,9 @@ void qkc_step_free(qk_step *base)
         qkc_step_wait(base);
     if (!qkc_is_lost(backend)) {
         cudaSetDevice(backend->device);
-        for (uint32_t i = 0; i < QKC_BUCKETS_MAX; i++)
-            if (step->graphs[i] != NULL)
-                cudaGraphExecDestroy(step->graphs[i]);
+        for (uint32_t i = 0; i < QKC_KV_CLASSES * QKC_BUCKETS_MAX; i++)
+            if (step->graphs[i / QKC_BUCKETS_MAX][i % QKC_BUCKETS_MAX] != NULL)
+                cudaGraphExecDestroy(step->graphs[i / QKC_BUCKETS_MAX][i % QKC_BUCKETS_MAX]);
         if (step->done != NULL)
             cudaEventDestroy(step->done);
         cudaFreeHost(step->block);
@@ -686,25 +757,44 @@ void qkc_step_cancel(qk_step *step)
 
 /* ---- Submitting ---------------------------------------------------------------------------------------------- */
 
-/* Tiles of the plan, cut into the step's pinned memory and sent to the device. */
+bool qkc_takes_hopper(const qkc_context *ctx)
+{
+    const qk_shape *shape = shape_of(ctx);
+    return backend_of(ctx)->hopper &&
+           qkc_attend_prefill_hopper_runs(shape->n_heads, shape->n_kv_heads, shape->head_dim);
+}
+
+/* Tiles of the plan, cut into the step's pinned memory (behind those of streamed sequences) and sent to the device. */
 static qk_status send_tiles(qkc_step *step, qkc_pass *pass)
 {
     qkc_context *ctx = pass->context;
     qkc_backend *backend = backend_of(ctx);
     const qk_shape *shape = shape_of(ctx);
-    const bool hopper =
-        backend->hopper && qkc_attend_prefill_hopper_runs(shape->n_heads, shape->n_kv_heads, shape->head_dim);
-    qkc_cut_tiles(&step->plan, shape->n_heads, shape->n_kv_heads, shape->head_dim, hopper, backend->n_sms,
-        ctx->part_rows_max, step->tiles, step->merges, &pass->tiling);
-    cudaError_t code = cudaMemcpyAsync(ctx->tiles, step->tiles, pass->tiling.n_tiles * sizeof(*step->tiles),
-        cudaMemcpyHostToDevice, compute(ctx));
-    if (code == cudaSuccess && pass->tiling.n_merges > 0)
-        code = cudaMemcpyAsync(ctx->merges, step->merges, pass->tiling.n_merges * sizeof(*step->merges),
-            cudaMemcpyHostToDevice, compute(ctx));
+    const uint32_t n_tiles = pass->is_streamed ? step->stream.n_tiles : 0,
+                   n_merges = pass->is_streamed ? step->stream.n_merges : 0;
+    qkc_cut_other_tiles(&step->plan, pass->is_streamed ? step->stream.is_streamed : NULL, shape->n_heads,
+        shape->n_kv_heads, shape->head_dim, qkc_takes_hopper(ctx), backend->n_sms, ctx->part_rows_max,
+        step->tiles + n_tiles, step->merges + n_merges, &pass->tiling);
+    cudaError_t code = cudaMemcpyAsync(ctx->tiles, step->tiles,
+        (n_tiles + pass->tiling.n_tiles) * sizeof(*step->tiles), cudaMemcpyHostToDevice, compute(ctx));
+    if (code == cudaSuccess && n_merges + pass->tiling.n_merges > 0)
+        code = cudaMemcpyAsync(ctx->merges, step->merges,
+            (n_merges + pass->tiling.n_merges) * sizeof(*step->merges), cudaMemcpyHostToDevice, compute(ctx));
     return code == cudaSuccess ? QK_OK : qkc_fail(backend, QK_UNSUPPORTED, code, "step: sending tiles");
 }
 
-static qk_status launch_pass(qkc_step *step, bool decode)
+/* The bucket that the graph of the plan's decode step is in. */
+static uint32_t find_bucket(const qkc_context *ctx, uint32_t n_rows)
+{
+    uint32_t bucket = 0;
+    while (bucket_rows(ctx, bucket) < n_rows)
+        bucket++;
+    return bucket;
+}
+
+/* A decode step that is streamed, or has outside pages, is launched for as many rows as the graph in whose place it is:
+ * products of few rows go other ways than those of more. */
+static qk_status launch_pass(qkc_step *step, bool decode, bool streamed, bool outside)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_plan *plan = &step->plan;
@@ -712,20 +802,31 @@ static qk_status launch_pass(qkc_step *step, bool decode)
     pass.context = ctx;
     pass.step = step;
     pass.launch = launch_on(backend_of(ctx), compute(ctx));
+    pass.layout = qkc_layout_of(ctx, plan->kv_class);
     pass.kind = decode ? QKC_PASS_DECODE : plan->n_rows <= QKC_SMALL_ROWS ? QKC_PASS_FEW : QKC_PASS_MANY;
+    pass.is_streamed = streamed;
+    pass.outside = outside;
     pass.n_rows = plan->n_rows;
     pass.n_outputs = plan->n_outputs;
-    qk_status status = decode ? QK_OK : send_tiles(step, &pass);
+    if (decode && plan->n_outputs > 0) {
+        pass.n_rows = bucket_rows(ctx, find_bucket(ctx, plan->n_rows));
+        pass.n_outputs = min_u32(pass.n_rows, ctx->head.params.outputs_max);
+    }
+    if (streamed) {
+        const uint32_t n_layers = shape_of(ctx)->n_layers;
+        cudaError_t code = qkc_stream_begin(step, decode || plan->n_outputs > 0 ? n_layers : n_layers - 1);
+        if (code != cudaSuccess)
+            return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: beginning to copy host pages");
+    }
+    qk_status status = outside ? qkc_partial_begin(step) : decode ? QK_OK : send_tiles(step, &pass);
     return status == QK_OK ? qkc_layers(&pass) : status;
 }
 
 static qk_status launch_graph(qkc_step *step)
 {
     const qkc_context *ctx = (const qkc_context *)step->head.context;
-    uint32_t bucket = 0;
-    while (bucket_rows(ctx, bucket) < step->plan.n_rows)
-        bucket++;
-    cudaError_t code = cudaGraphLaunch(step->graphs[bucket], compute(ctx));
+    const uint32_t bucket = find_bucket(ctx, step->plan.n_rows);
+    cudaError_t code = cudaGraphLaunch(step->graphs[step->plan.kv_class][bucket], compute(ctx));
     return code == cudaSuccess ? QK_OK
                                : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code,
                                      "step: launching the graph of %u rows", bucket_rows(ctx, bucket));
@@ -759,10 +860,21 @@ static qk_status check_pages(const qkc_step *step)
 {
     uint64_t bits = 0;
     for (uint32_t i = 0; i < step->plan.n_pages; i++)
-        bits |= step->plan.pages[i];
+        bits |= step->plan.pages[i] & ~(uint64_t)QK_PAGE_HOST;
     return bits % 16 == 0 ? QK_OK
                           : qkc_fail((qkc_backend *)step->head.backend, QK_UNSUPPORTED, cudaSuccess,
                                 "step: a page's address is not a multiple of 16");
+}
+
+static qk_status fail_outside(const qkc_step *step, bool decode)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    if (decode)
+        return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
+            "step: pages at address 0 beside host pages to be streamed; expected host_path read");
+    return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
+        "step: pages at address 0 with %u rows of %u sequences; on CUDA they need one row each, at most %u",
+        step->plan.n_rows, step->plan.n_seqs, ctx->decode_max);
 }
 
 qk_status qkc_step_submit(qk_step *base)
@@ -775,13 +887,22 @@ qk_status qkc_step_submit(qk_step *base)
         status = check_pages(step);
     if (status != QK_OK)
         return status;
-    const bool decode = plan->n_seqs == plan->n_rows && plan->n_rows <= ctx->decode_max;
+    const bool single = plan->n_seqs == plan->n_rows, decode = single && plan->n_rows <= ctx->decode_max;
+    const bool streamed = qkc_has_host_pages(plan) && !(single && plan->host_path == QK_HOST_READ);
+    const bool outside = qkc_partial_is_needed(step);
+    if (outside && (!decode || streamed))
+        return fail_outside(step, decode);
+    if (streamed && (status = qkc_stream_build(step, decode)) != QK_OK)
+        return status;
     /* A graph has up to decode_max rows. */
     qkc_write_rows(plan, decode ? ctx->decode_max : plan->n_rows, step->counts, step->rows);
+    step->outside.status = QK_OK;
     __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
     __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
 
-    status = decode && plan->n_outputs > 0 ? launch_graph(step) : launch_pass(step, decode);
+    status = decode && !streamed && !outside && plan->n_outputs > 0
+                 ? launch_graph(step)
+                 : launch_pass(step, decode, streamed, outside);
     if (status == QK_OK)
         status = enqueue_end(step);
     if (status == QK_OK) {
@@ -790,8 +911,11 @@ qk_status qkc_step_submit(qk_step *base)
         return QK_OK;
     }
     set_status(step, status);
-    if (status != QK_DEVICE_LOST)
-        cudaStreamSynchronize(compute(ctx)); /* what was launched reads the step's memory */
+    qkc_partial_abandon(step);
+    if (status != QK_DEVICE_LOST) { /* what was launched reads the step's memory, and the plan's pages */
+        cudaStreamSynchronize(backend_of(ctx)->streams[QK_STREAM_TO_DEVICE]);
+        cudaStreamSynchronize(compute(ctx));
+    }
     return status;
 }
 
@@ -815,6 +939,12 @@ static qk_status fail_slot(qkc_step *step)
         backend_of(ctx), QK_INVALID, cudaSuccess, "step: a row takes a slot that no step had written");
 }
 
+static qk_status fail_partial(qkc_step *step)
+{
+    return qkc_fail((qkc_backend *)step->head.backend, step->outside.status, cudaSuccess,
+        "step: the outside partial function failed in layer %u", step->outside.failed_layer);
+}
+
 /* The step has come to its end on the device: its status, and its raw logits to where the result says. */
 static void finish(qkc_step *step)
 {
@@ -831,6 +961,10 @@ static void finish(qkc_step *step)
         step->status = QK_OK;
         return;
     case QK_CANCELLED:
+        if (step->outside.status != QK_OK) {
+            set_status(step, fail_partial(step));
+            return;
+        }
         set_status(
             step, qkc_fail(backend_of(ctx), QK_CANCELLED, cudaSuccess, "step: cancelled between two layers"));
         return;
@@ -852,12 +986,15 @@ qk_status qkc_step_poll(qk_step *base)
     qkc_backend *backend = (qkc_backend *)step->head.backend;
     qk_status status = enter(backend);
     if (status != QK_OK) {
+        qkc_partial_abandon(step);
         set_status(step, status);
         return status;
     }
     cudaError_t code = cudaEventQuery(step->done);
-    if (code == cudaErrorNotReady)
+    if (code == cudaErrorNotReady || (code == cudaSuccess && qkc_partial_is_busy(step)))
         return QK_PENDING;
+    if (code != cudaSuccess)
+        qkc_partial_abandon(step);
     if (code == cudaSuccess)
         finish(step);
     else

@@ -1,10 +1,79 @@
-/* cuda-step.h: a context's workspace and a step's buffers, shared by cuda-step.cu, which makes and submits them, and
- * cuda-layers.cu, which launches a step's kernels on them. Internal to kernels/cuda. */
+/* cuda-step.h: a context's workspace and a step's buffers, shared by cuda-step.cu, which makes and submits them,
+ * cuda-layers.cu, which launches a step's kernels on them, and cuda-stream.cu, which brings host pages to those kernels.
+ * Internal to kernels/cuda. */
 #pragma once
 #include "kernels/cuda/cuda-backend.h"
 
 #define QKC_BUCKETS_MAX    8u /* graphs of a step */
 #define QKC_HISTORY_STAGES 4u
+#define QKC_KV_CLASSES     2u
+
+/* ---- Host pages on their way (cuda-stream.cu) ---------------------------------------------------------------- */
+
+#define QKC_RING_PARTS_MAX 4u
+#define QKC_NO_GROUP       UINT32_MAX
+
+/* Where in the ring an entry of the plan's page table will be; group QKC_NO_GROUP: it stays where it is. */
+typedef struct {
+    uint32_t group, slot;
+} qkc_place;
+/* Neighbouring pages of host memory, for as many slots. */
+typedef struct {
+    uint64_t from; /* device-visible address of the first */
+    uint32_t slot, n_pages;
+} qkc_run;
+typedef struct {
+    uint64_t address;
+    uint32_t page; /* index in the plan's page table */
+} qkc_far_page;
+/* Pages that are in one part of the ring together: runs, and pages alone. */
+typedef struct {
+    uint32_t run, n_runs, page, n_pages;
+} qkc_group;
+/* A launch of the attention. */
+typedef struct {
+    uint32_t seq; /* index in the stream's seqs */
+    uint32_t key_begin, key_end;
+    uint32_t group;         /* what it needs; QKC_NO_GROUP: only pages in device memory */
+    bool is_first, is_last; /* of its group's */
+    bool ends;              /* the last of its sequence */
+} qkc_range;
+typedef struct {
+    uint32_t seq;     /* index in the plan's seqs */
+    uint32_t n_parts; /* of its keys */
+    qkc_round tiles;
+} qkc_streamed_seq;
+
+/* Of a context with ring_bytes. Device memory unless said. */
+typedef struct {
+    char *memory;
+    uint64_t part_bytes;
+    uint32_t n_parts;
+    qkc_place *places;  /* [pages_max] */
+    qkc_run *scattered; /* [pages_max] */
+    float *state;       /* [rows_max, n_heads, head_dim + QKC_STATE_EXTRA]: of tiles between two ranges */
+    cudaEvent_t begun, copied[QKC_RING_PARTS_MAX], used[QKC_RING_PARTS_MAX];
+} qkc_ring;
+
+/* What of a step's plan goes through the ring, the same in every layer. Pinned host memory, there when the context has a
+ * ring. */
+typedef struct {
+    bool is_decode, overlaps;
+    uint32_t n_layers; /* whose attention is computed */
+    uint32_t n_seqs, n_groups, n_ranges, n_runs, n_scattered;
+    uint32_t n_tiles, n_merges; /* of the streamed sequences: the first of the step's */
+    bool *is_streamed;          /* [seqs_max] */
+    qkc_streamed_seq *seqs;     /* [seqs_max] */
+    qkc_group *groups; /* [pages_max / 16 + seqs_max]: of the sequences in turn, from the last keys on */
+    qkc_range *ranges; /* [2 * (pages_max / 16 + 2 * seqs_max)]: in the order of their launches */
+    qkc_run *runs, *scattered; /* [pages_max] */
+    qkc_place *places;         /* [pages_max] */
+    qkc_far_page *order;       /* [pages_max] */
+} qkc_stream;
+
+/* ---- Contexts and steps -------------------------------------------------------------------------------------- */
+
+typedef struct qkc_partial qkc_partial; /* cuda-partial.cu */
 
 /* Device memory unless said. Names in brackets share memory, see lay_out_device(). */
 typedef struct {
@@ -49,11 +118,21 @@ typedef struct {
     qkc_bf16 *act;     /* [down_max, ffn] */
     float *logits;     /* [outputs_max, vocab] */
 
+    /* With outside pages (partial_max > 0). The thread that calls the partial function; NULL without. */
+    qkc_partial *partial;
+    uint32_t *partial_index; /* [decode_max]: a row's place among those with outside pages, or UINT32_MAX */
+    uint32_t *partial_count; /* [1] */
+    float *partial_lse;      /* [decode_max, n_heads]: of the device's own pages */
+    float *partial_q;        /* mapped: [decode_max, q_dim] */
+    float *partial_folded; /* mapped: [decode_max, q_dim] by index: what the outside items of a row come to */
+    float *partial_folded_lse; /* mapped: [decode_max, n_heads] */
+
     uint8_t *stage[QKC_HISTORY_STAGES]; /* host: [vocab] each: a history on its way */
     int32_t *slots_copy;                /* host: [slots_max] */
     cudaEvent_t stage_done[QKC_HISTORY_STAGES];
     uint32_t next_stage;
     bool is_warm; /* a step has run every kind of pass */
+    qkc_ring ring;
 } qkc_context;
 
 typedef enum {
@@ -63,6 +142,25 @@ typedef enum {
 } qkc_pass_kind;
 
 typedef struct {
+    uint32_t word;
+    uint32_t alone[15];
+} qkc_line;
+
+/* A step's part in attention to outside pages; all pointers NULL when partial_max is 0. Arrays are mapped pinned. */
+typedef struct {
+    qkc_line *ready;        /* [n_layers]: raised by the device when the layer's q is there */
+    qkc_line *answer;       /* [n_layers]: raised by the thread when the folded rows are there */
+    uint32_t *index;        /* [decode_max]: copied to the context's */
+    qk_partial_item *items; /* [partial_max] */
+    uint32_t n_items;
+    int busy;         /* __atomic: the thread may still use the step and what its plan names */
+    int abandoned;    /* __atomic: the thread is to leave */
+    qk_status status; /* of the partial function; the thread's until it is not busy any more */
+    uint32_t failed_layer;
+    struct qkc_step *next; /* in the thread's queue */
+} qkc_outside;
+
+typedef struct qkc_step {
     qk_step_head head;
     void *block; /* mapped pinned */
     uint64_t block_bytes;
@@ -77,8 +175,10 @@ typedef struct {
     float *logits; /* [outputs_max, vocab]: pageable, only what is written takes memory; NULL without */
     uint64_t logits_bytes;
 
-    cudaGraphExec_t graphs[QKC_BUCKETS_MAX];
+    qkc_stream stream;
+    cudaGraphExec_t graphs[QKC_KV_CLASSES][QKC_BUCKETS_MAX];
     cudaEvent_t done;
+    qkc_outside outside;
     bool running;
     qk_status status; /* of the last submission that has ended */
     char error[256];
@@ -91,9 +191,51 @@ typedef struct {
     qkc_step *step;
     qkc_launch launch;
     qkc_pass_kind kind;
+    const qk_kv_layout *layout; /* the plan's kv_class' */
+    bool is_streamed;           /* by step->stream; its tiles come before those of @tiling */
+    bool outside;               /* QKC_PASS_DECODE: some pages are outside */
     uint32_t n_rows, n_outputs; /* at most so many; of a captured pass: its bucket. n_outputs 0: none */
     qkc_tiling tiling;          /* of QKC_PASS_FEW and QKC_PASS_MANY: what step->tiles were copied from */
 } qkc_pass;
 
+/* The layout of a plan's pages; NULL when the context has none of that class. */
+const qk_kv_layout *qkc_layout_of(const qkc_context *ctx, uint32_t kv_class);
+
+bool qkc_takes_hopper(const qkc_context *ctx); /* whether prompt rows go through the Hopper kernel */
+
+/* Sets the ring's parts from the context's params: QK_UNSUPPORTED when it is too small. Then its events, at last freed. */
+qk_status qkc_ring_plan(qkc_context *ctx);
+cudaError_t qkc_ring_start(qkc_context *ctx);
+void qkc_ring_stop(qkc_context *ctx);
+
+bool qkc_has_host_pages(const qk_plan *plan);
+/* Deals the plan's host pages into groups and lists the launches: host work alone. QK_UNSUPPORTED: the ring does not do. */
+qk_status qkc_stream_build(qkc_step *step, bool is_decode);
+void qkc_stream_clear(qkc_step *step);
+/* Once a step, before anything else of it; the attention of @n_layers layers will be launched. */
+cudaError_t qkc_stream_begin(qkc_step *step, uint32_t n_layers);
+/* Once a layer, before its ranges: the page table gets the layer's places. Around the launches of each range: */
+cudaError_t qkc_stream_place(const qkc_launch *launch, qkc_step *step, uint32_t layer);
+cudaError_t qkc_stream_before(qkc_step *step, uint32_t layer, const qkc_range *range);
+cudaError_t qkc_stream_after(qkc_step *step, uint32_t layer, const qkc_range *range);
+
 /* Launches everything from the plan to the status word, in order. On failure the backend has the line. */
 qk_status qkc_layers(const qkc_pass *pass);
+
+/* ---- Outside pages (cuda-partial.cu) ------------------------------------------------------------------------- */
+
+/* Ordinary memory that a context takes for them; UINT64_MAX: too much to count. */
+uint64_t qkc_partial_bytes(const qkc_context *ctx);
+qk_status qkc_partial_new(qkc_context *ctx);      /* sets ctx->partial, also when it fails */
+void qkc_partial_free(qkc_partial *partial);      /* NULL is fine; no step may be busy. Calls no driver */
+bool qkc_partial_is_needed(const qkc_step *step); /* the plan has pages at address 0 */
+/* Before the launches of a decode pass with outside pages: gives the step to the thread. The caller then launches all
+ * layers or abandons the step. */
+qk_status qkc_partial_begin(qkc_step *step);
+bool qkc_partial_is_busy(const qkc_step *step);
+/* Makes the thread leave the step, with all its layers answered, and waits for that: for one call of the partial function
+ * at most. A step that was never given is left already. */
+void qkc_partial_abandon(qkc_step *step);
+/* The two launches of a layer, around the attention. */
+cudaError_t qkc_partial_publish(const qkc_pass *pass, uint32_t layer);
+cudaError_t qkc_partial_merge(const qkc_pass *pass, uint32_t layer);

@@ -191,16 +191,19 @@ static __device__ __forceinline__ early read_early(const void *from, uint32_t n,
     return e;
 }
 
-/* Writes the @n words of 8 bytes that there are, by all copying threads. */
-static __device__ void copy_words(void *to, const early &e, size_t n, uint32_t at)
+/* Writes the @n words of 8 bytes that there are, by all copying threads, without those of their bits that @without has. */
+static __device__ void copy_words(void *to, const early &e, size_t n, uint32_t at, uint32_t without)
 {
     uint4 *dst = (uint4 *)to;
     const size_t n_pairs = n / 2;
+    auto kept = [without](uint4 v) { return make_uint4(v.x & ~without, v.y, v.z & ~without, v.w); };
     if (at < e.n_first && at < n_pairs)
-        dst[at] = e.first;
-    if (n % 2 != 0 && n_pairs % PREPARE_COPY_THREADS == at)
-        ((uint2 *)to)[n - 1] =
+        dst[at] = kept(e.first);
+    if (n % 2 != 0 && n_pairs % PREPARE_COPY_THREADS == at) {
+        const uint2 last =
             n_pairs < e.n_first ? make_uint2(e.first.x, e.first.y) : __ldcv((const uint2 *)e.from + n - 1);
+        ((uint2 *)to)[n - 1] = make_uint2(last.x & ~without, last.y);
+    }
     size_t i = at < e.n_first ? at + PREPARE_COPY_THREADS : at;
     for (; i + 3 * PREPARE_COPY_THREADS < n_pairs; i += 4 * PREPARE_COPY_THREADS) {
         uint4 v[4];
@@ -209,10 +212,10 @@ static __device__ void copy_words(void *to, const early &e, size_t n, uint32_t a
             v[j] = __ldcv(e.from + i + j * PREPARE_COPY_THREADS);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            dst[i + j * PREPARE_COPY_THREADS] = v[j];
+            dst[i + j * PREPARE_COPY_THREADS] = kept(v[j]);
     }
     for (; i < n_pairs; i += PREPARE_COPY_THREADS)
-        dst[i] = __ldcv(e.from + i);
+        dst[i] = kept(__ldcv(e.from + i));
 }
 
 static __device__ void prepare_copies(const qkc_prepare_args &a, uint32_t block)
@@ -224,9 +227,9 @@ static __device__ void prepare_copies(const qkc_prepare_args &a, uint32_t block)
                 seqs = read_early(a.from.seqs, min(rows, a.from.seqs_max), sizeof(qk_seq), at);
     const uint4 counts = read_counts(a, block);
     qkc_pdl_wait();
-    copy_words(a.to.seqs, seqs, (size_t)counts.y * (sizeof(qk_seq) / 8), at);
-    copy_words(a.to.outputs, outputs, (size_t)counts.w * (sizeof(qk_output) / 8), at);
-    copy_words(a.to.pages, pages, counts.z, at);
+    copy_words(a.to.seqs, seqs, (size_t)counts.y * (sizeof(qk_seq) / 8), at, 0);
+    copy_words(a.to.outputs, outputs, (size_t)counts.w * (sizeof(qk_output) / 8), at, 0);
+    copy_words(a.to.pages, pages, counts.z, at, QK_PAGE_HOST);
 }
 
 /* The counts, and whether all slots that rows take are written. */

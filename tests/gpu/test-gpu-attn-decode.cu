@@ -68,8 +68,11 @@ struct Work {
     Array<qk_seq> seqs;
     Array<uint64_t> pages;
     Array<uint8_t> workspace;
-    std::vector<uint8_t> before; /* the pool before the run */
-    uint32_t *cancel = nullptr;  /* mapped host memory */
+    Array<float> lse;
+    std::vector<uint8_t> before;  /* the pool before the run */
+    std::vector<uint8_t> outside; /* of each entry of the plan's page table: its address is 0 */
+    bool wants_lse = false;       /* takes the kernel's form for pages outside */
+    uint32_t *cancel = nullptr;   /* mapped host memory */
 
     static uint32_t pages_of(const Shape &s)
     {
@@ -95,7 +98,8 @@ struct Work {
           pool((size_t)n_pool * layout.page_bytes), qkv((size_t)s.rows_max * s.row_floats()),
           out((size_t)s.rows_max * s.q_dim()), q_norm(s.head_dim), k_norm(s.head_dim),
           cos_sin((size_t)s.rows_max * s.head_dim), counts(4), state(1), seqs(s.rows_max), pages(n_pages + 3),
-          workspace(qkc_attend_decode_bytes(s.rows_max, s.n_heads(), s.n_kv_heads, s.head_dim))
+          workspace(qkc_attend_decode_bytes(s.rows_max, s.n_heads(), s.n_kv_heads, s.head_dim)),
+          lse((size_t)s.rows_max * s.n_heads()), outside(n_pages)
     {
         CUDA_OK(cudaHostAlloc(&cancel, sizeof(*cancel), cudaHostAllocMapped));
         *cancel = 0;
@@ -120,6 +124,7 @@ struct Work {
     qkc_attend_decode_args args();
     void run(const qkc_launch *l);
     double error(uint32_t seq, uint32_t n_keys);
+    double lse_error(uint32_t seq);
 };
 
 /* A sequence's keys and values depend on @seed alone. */
@@ -190,8 +195,9 @@ void Work::fill()
 void Work::upload()
 {
     for (uint32_t i = 0; i < n_pages + 3; i++)
-        pages.host[i] = i < n_pages ? (uint64_t)(uintptr_t)pool.dev + page_of[i] * layout.page_bytes
-                                    : 0x7f7f7f7f7f7f7f70ull;
+        pages.host[i] = i >= n_pages ? 0x7f7f7f7f7f7f7f70ull
+                        : outside[i] ? 0
+                                     : (uint64_t)(uintptr_t)pool.dev + page_of[i] * layout.page_bytes;
     state.host[0] = QK_OK;
     pool.up();
     qkv.up();
@@ -203,6 +209,7 @@ void Work::upload()
     seqs.up();
     pages.up();
     out.poison();
+    lse.poison();
     before = pool.host;
 }
 
@@ -227,6 +234,7 @@ qkc_attend_decode_args Work::args()
     a.plan.state = state.dev;
     a.workspace = workspace.dev;
     a.cancel = cancel;
+    a.lse = wants_lse ? lse.dev : NULL;
     return a;
 }
 
@@ -237,6 +245,7 @@ void Work::run(const qkc_launch *l)
     CUDA_OK(qkc_attend_decode(l, &a));
     CUDA_OK(cudaStreamSynchronize(l->stream));
     out.down();
+    lse.down();
     pool.down();
     state.down();
 }
@@ -265,7 +274,8 @@ static std::vector<double> head_of(Work &w, uint32_t seq, uint32_t head)
     return std::vector<double>(from, from + w.shape.head_dim);
 }
 
-static void attend_reference(Work &w, uint32_t seq, uint32_t head, uint32_t n_keys, double *out)
+/* Over the keys of pages that are not outside; returns the log-sum-exp. */
+static double attend_reference(Work &w, uint32_t seq, uint32_t head, uint32_t n_keys, double *out)
 {
     const uint32_t dim = w.shape.head_dim, kv_head = head / w.shape.n_q;
     std::vector<double> q = head_of(w, seq, head), score(n_keys);
@@ -277,18 +287,23 @@ static void attend_reference(Work &w, uint32_t seq, uint32_t head, uint32_t n_ke
         for (uint32_t d = 0; d < dim; d++)
             dot += q[d] * (double)f32_from_bf16(k[d]);
         score[key] = dot / sqrt((double)dim);
+        if (w.outside[w.seqs.host[seq].page_begin + key / QK_PAGE_TOKENS])
+            score[key] = -INFINITY;
         max = std::max(max, score[key]);
     }
     std::fill(out, out + dim, 0.0);
     for (uint32_t key = 0; key < n_keys; key++) {
         const uint16_t *v = (const uint16_t *)w.at(w.pool.host, seq, key, kv_head, true);
         const double p = exp(score[key] - max);
+        if (p == 0)
+            continue;
         sum += p;
         for (uint32_t d = 0; d < dim; d++)
             out[d] += p * (double)f32_from_bf16(v[d]);
     }
     for (uint32_t d = 0; d < dim; d++)
         out[d] /= sum;
+    return max + log(sum);
 }
 
 /* Of a sequence's row, with the new key and value as the launch left them in the page. */
@@ -304,6 +319,19 @@ double Work::error(uint32_t seq, uint32_t n_keys)
     for (auto &t : threads)
         t.join();
     return relative_error(&out.host[(size_t)seq * shape.q_dim()], ref.data(), ref.size());
+}
+
+/* The largest difference of a head's log-sum-exp. */
+double Work::lse_error(uint32_t seq)
+{
+    std::vector<double> out(shape.head_dim);
+    double worst = 0;
+    for (uint32_t head = 0; head < shape.n_heads(); head++) {
+        const double want = attend_reference(*this, seq, head, shape.keys[seq], out.data());
+        const double e = fabs((double)lse.host[(size_t)seq * shape.n_heads() + head] - want);
+        worst = e > worst || e != e ? e : worst;
+    }
+    return worst;
 }
 
 /* The new rows: values exactly, keys to one place of bf16. Then the pool's other bytes. */
@@ -487,6 +515,66 @@ static void check_mutations(const qkc_launch *l)
     }
     tap_ok(least > MUTATION, "%s: a wrong page or length changes at least %.1e of a row", gpu_path_name(l),
         least);
+}
+
+/* Spans outside: skipped, and the row's log-sum-exp is that of the others. @share: of the spans before a new token, how
+ * many in 8 are outside; 8: all of them. */
+static void check_outside(const qkc_launch *l, const Shape &s, uint32_t share)
+{
+    Work w(s), plain(s);
+    Random r(s.seed + share);
+    uint32_t n_outside = 0, n_spans = 0;
+    for (uint32_t seq = 0; seq < s.keys.size(); seq++)
+        for (uint32_t span = 0; (span + 1) * QK_SPAN_TOKENS < s.keys[seq]; span++, n_spans++) {
+            if (seq % 3 == 1 || r.below(8) >= share)
+                continue; /* some sequences have nothing outside */
+            n_outside++;
+            for (uint32_t p = 0; p < QK_SPAN_TOKENS / QK_PAGE_TOKENS; p++)
+                w.outside[w.seqs.host[seq].page_begin + span * (QK_SPAN_TOKENS / QK_PAGE_TOKENS) + p] = 1;
+        }
+    w.wants_lse = true;
+    w.upload();
+    w.run(l);
+    plain.run(l);
+    const bool rows = new_rows_right(w), rest = rest_untouched(w);
+    double worst = 0, worst_lse = 0;
+    bool same = true;
+    for (uint32_t seq = 0; seq < s.keys.size(); seq++) {
+        const double e = w.error(seq, s.keys[seq]), e_lse = w.lse_error(seq);
+        worst = e > worst || e != e ? e : worst;
+        worst_lse = e_lse > worst_lse || e_lse != e_lse ? e_lse : worst_lse;
+        if (seq % 3 == 1 || share == 0)
+            same = same && memcmp(&w.out.host[(size_t)seq * s.q_dim()],
+                               &plain.out.host[(size_t)seq * s.q_dim()], s.q_dim() * sizeof(float)) == 0;
+    }
+    tap_ok(worst < TOLERANCE && worst_lse < TOLERANCE && rows && rest && same,
+        "%s: head_dim %u, %u x %u heads, layer %u, keys %s, %u of %u spans outside: error %.2e, log-sum-exp "
+        "%.2e%s%s%s",
+        gpu_path_name(l), s.head_dim, s.n_kv_heads, s.n_q, s.layer, keys_text(s).c_str(), n_outside, n_spans,
+        worst, worst_lse, rows ? "" : ", new rows wrong", rest ? "" : ", touched what is not its own",
+        same ? "" : ", rows without pages outside differ from the plain form's");
+    const std::vector<float> first = w.out.host, first_lse = w.lse.host;
+    w.out.poison();
+    w.lse.poison();
+    w.run(l);
+    tap_ok(memcmp(first.data(), w.out.host.data(), first.size() * sizeof(float)) == 0 &&
+               memcmp(first_lse.data(), w.lse.host.data(), first_lse.size() * sizeof(float)) == 0,
+        "%s: and again the same bits", gpu_path_name(l));
+}
+
+static void check_outsides(const qkc_launch *l)
+{
+    for (uint32_t share : {0u, 2u, 5u, 8u}) {
+        check_outside(l, shape_of(128, 2, 4, {257}, 1), share);
+        check_outside(l, shape_of(128, 2, 4, {256, 513, 4000}, 4), share);
+        check_outside(l, shape_of(64, 3, 5, {3001, 1025, 700, 1}, 8), share);
+        /* Pieces of several spans, some with none left. */
+        check_outside(l, shape_of(128, 1, 4, {33333, 20000}, 2), share);
+        Shape layer1 = shape_of(128, 8, 4, {1500, 300, 2817, 40}, 16);
+        layer1.layer = 1; /* reads ahead of the wait */
+        check_outside(l, layer1, share);
+    }
+    check_outside(l, shape_of(64, 8, 2, std::vector<uint32_t>(48, 1100), 64), 6);
 }
 
 /* A step that was given up: nothing waits, nothing counts, the counters stay zero; the cancel flag is latched. */
@@ -735,6 +823,7 @@ int main(int argc, char **argv)
         check_batches(&paths[i]);
         check_independence(&paths[i]);
         check_mutations(&paths[i]);
+        check_outsides(&paths[i]);
         check_state(&paths[i]);
         check_capture(&paths[i]);
     }

@@ -163,7 +163,7 @@ struct World {
         a.n_tiles = (uint32_t)tiles.size();
         a.parts_out = parts_out->dev;
         a.parts_lse = parts_lse->dev;
-        return qkc_attend_prefill_hopper(&launch, &a);
+        return qkc_attend_prefill_hopper(&launch, &a, false);
     }
 
     void poison()

@@ -133,6 +133,35 @@ struct Cut {
             }
         return NULL;
     }
+    /* Whether qkc_cut_sequence_tiles() cuts sequence @seq as it is cut here. */
+    bool same_alone(uint32_t seq, shape_spec shape, bool hopper, int n_sms) const
+    {
+        qk_plan plan = {};
+        plan.n_seqs = (uint32_t)seqs.size();
+        plan.seqs = (qk_seq *)seqs.data();
+        const uint32_t room = qkc_tiles_max(n_rows, plan.n_seqs, shape.n_heads, shape.n_kv_heads);
+        Cut other = *this;
+        other.tiles.assign(room, qkc_tile());
+        other.merges.assign(room, qkc_tile());
+        qkc_round round = {1, 0, 2, 0};
+        const uint32_t n_parts = qkc_cut_sequence_tiles(&plan, seq, shape.n_heads, shape.n_kv_heads,
+            shape.head_dim, hopper, n_sms, part_rows_max, other.tiles.data(), other.merges.data(), &round);
+        other.tiles = {other.tiles.begin() + 1, other.tiles.begin() + 1 + round.n_tiles};
+        /* Ends of ranges that lie on a part's begin, and that do not. */
+        const uint32_t n_keys = seqs[seq].start + seqs[seq].n_rows;
+        for (uint32_t end = QK_SPAN_TOKENS; end < n_keys; end += 5 * QK_SPAN_TOKENS) {
+            uint32_t owner = 0; /* where the part with the range's last key begins */
+            bool at_begin = false;
+            for (const qkc_tile &t : other.tiles) {
+                at_begin = at_begin || t.key_begin == end;
+                owner = t.key_begin < end ? std::max(owner, t.key_begin) : owner;
+            }
+            const uint32_t cut_at = qkc_range_cut(n_keys, n_parts, 0, end);
+            if (cut_at != 0 && (at_begin || cut_at != owner))
+                return false;
+        }
+        return other.cuts(seq) == cuts(seq);
+    }
     /* Where the keys of sequence @seq are cut. */
     std::vector<uint32_t> cuts(uint32_t seq) const
     {
@@ -190,8 +219,10 @@ static void test_random_cuts(void)
         n_split += cut.tiling.n_merges > 0;
         n_rounds += cut.tiling.n_rounds > 1;
         if (part_rows_max >= n_rows)
-            for (uint32_t s = 0; s < specs.size(); s++)
+            for (uint32_t s = 0; s < specs.size(); s++) {
                 alone = alone && Cut({specs[s]}, shape, hopper, n_sms, part_rows_max).cuts(0) == cut.cuts(s);
+                alone = alone && cut.same_alone(s, shape, hopper, n_sms);
+            }
     }
     tap_ok(
         fault == NULL, "random plans are covered by their tiles%s%s", fault ? ": " : "", fault ? fault : "");
@@ -392,9 +423,63 @@ typedef struct {
     bool f32;
     uint32_t part_rows_max;
     uint32_t state;
-    int shift;                            /* added to every start on the device: moves the mask */
+    int shift; /* added to every start on the device: moves the mask */
+    uint64_t
+        ranges; /* not 0: each sequence alone, in launches over random ranges of its keys, seeded with this */
+    bool forget;                          /* between two ranges the state is lost */
     const std::vector<uint32_t> *page_at; /* NULL: the world's */
 } run_options;
+
+/* Each sequence of @cut alone, in launches over ranges of its keys that end at random spans, from the last on. @a: all but
+ * tiles, merges and state. Returns the number of launches. */
+static uint32_t run_ranges(
+    const Cut &cut, const World &w, const qkc_launch *launch, qkc_attend_prefill_args a, const run_options &o)
+{
+    qk_plan plan = {};
+    plan.n_seqs = (uint32_t)cut.seqs.size();
+    plan.seqs = (qk_seq *)cut.seqs.data();
+    const uint32_t room = qkc_tiles_max(cut.n_rows, plan.n_seqs, w.shape.n_heads, w.shape.n_kv_heads);
+    Array<qkc_tile> tiles(room), merges(room);
+    Array<float> state((size_t)cut.n_rows * w.shape.n_heads * (w.shape.head_dim + QKC_STATE_EXTRA));
+    Random random(o.ranges);
+    uint32_t n_launches = 0, n_tiles = 0, n_merges = 0;
+    std::vector<qkc_round> rounds(plan.n_seqs);
+    std::vector<uint32_t> n_parts(plan.n_seqs);
+    for (uint32_t i = 0; i < plan.n_seqs; i++) {
+        rounds[i] = {n_tiles, 0, n_merges, 0};
+        n_parts[i] = qkc_cut_sequence_tiles(&plan, i, w.shape.n_heads, w.shape.n_kv_heads, w.shape.head_dim,
+            launch->hopper, launch->n_sms, o.part_rows_max, tiles.host.data(), merges.host.data(),
+            &rounds[i]);
+        n_tiles += rounds[i].n_tiles;
+        n_merges += rounds[i].n_merges;
+        tap_require(n_tiles <= room && n_merges <= room);
+    }
+    tiles.up();
+    merges.up();
+    a.tiles = tiles.dev;
+    a.merges = merges.dev;
+    a.state = state.dev;
+    for (uint32_t i = 0; i < plan.n_seqs; i++) {
+        const uint32_t n_keys = cut.seqs[i].start + cut.seqs[i].n_rows;
+        const uint32_t most = 1 + random.below(8); /* spans of a range */
+        for (uint32_t end = n_keys; end > 0;) {
+            const uint32_t n_spans = (end + QK_SPAN_TOKENS - 1) / QK_SPAN_TOKENS;
+            const uint32_t begin = (n_spans - std::min(n_spans, 1 + random.below(most))) * QK_SPAN_TOKENS;
+            const uint32_t middle = qkc_range_cut(n_keys, n_parts[i], begin, end);
+            tap_require(middle >= begin && middle < end && middle % QK_SPAN_TOKENS == 0);
+            CUDA_OK(qkc_attend_prefill_range(launch, &a, &rounds[i], middle, end));
+            if (begin < middle)
+                CUDA_OK(qkc_attend_prefill_range(launch, &a, &rounds[i], begin, middle));
+            n_launches += 1 + (begin < middle);
+            if (o.forget)
+                CUDA_OK(cudaMemsetAsync(state.dev, 0, state.host.size() * sizeof(float), launch->stream));
+            end = begin;
+        }
+        CUDA_OK(qkc_attend_prefill_merge(launch, &a, &rounds[i]));
+    }
+    CUDA_OK(cudaStreamSynchronize(launch->stream));
+    return n_launches;
+}
 
 /* Runs the sequences @which of a world; returns rows in the order of @which. @extra rows past the end must stay NaN. */
 static std::vector<float> run_seqs(
@@ -452,7 +537,16 @@ static std::vector<float> run_seqs(
     a.merges = merges.dev;
     a.parts_out = parts_out.dev;
     a.parts_lse = parts_lse.dev;
-    CUDA_OK(qkc_attend_prefill(launch, &a, &cut.tiling));
+    std::unique_ptr<Array<float>> room; /* of the parts of one sequence */
+    if (o.ranges != 0) {
+        const size_t n_rows = std::max(o.part_rows_max, 1u);
+        room.reset(new Array<float>(n_rows * (w.q_dim + w.shape.n_heads)));
+        a.parts_out = room->dev;
+        a.parts_lse = room->dev + n_rows * w.q_dim;
+        run_ranges(cut, w, launch, a, o);
+    } else {
+        CUDA_OK(qkc_attend_prefill(launch, &a, &cut.tiling));
+    }
     CUDA_OK(cudaStreamSynchronize(launch->stream));
 
     std::vector<float> all(out_bf16.host.size());
@@ -550,6 +644,31 @@ static void test_alone(World &w, const qkc_launch *launch, const char *path)
     }
     tap_ok(same, "%s, %u/%u heads of %u: each sequence alone has the same bits", path, w.shape.n_heads,
         w.shape.n_kv_heads, w.shape.head_dim);
+}
+
+/* Launches over ranges of the keys give the bits of one launch over all; and the state between them matters. */
+static void test_ranges(World &w, const qkc_launch *launch, const char *path)
+{
+    uint32_t n_same = 0, n_finite = 0;
+    const uint32_t n = 6;
+    run_options o = {};
+    for (uint32_t i = 0; i < n; i++) {
+        o.f32 = i % 2 == 0;
+        o.part_rows_max = i % 3 == 0 ? 0 : qkc_part_rows_max(w.n_rows);
+        o.ranges = 0;
+        const std::vector<float> whole = run_seqs(w, launch, all_seqs(w), o, NULL);
+        o.ranges = 1 + i;
+        const std::vector<float> out = run_seqs(w, launch, all_seqs(w), o, NULL);
+        n_same += same_bits(whole.data(), out.data(), out.size());
+        n_finite += worst_error(w, out) < TOLERANCE;
+    }
+    tap_ok(n_same == n && n_finite == n,
+        "%s, %u/%u heads of %u: in ranges of keys: the same bits %u times of %u, right %u times", path,
+        w.shape.n_heads, w.shape.n_kv_heads, w.shape.head_dim, n_same, n, n_finite);
+    o.part_rows_max = 0;
+    o.forget = true;
+    const std::vector<float> lost = run_seqs(w, launch, all_seqs(w), o, NULL);
+    tap_ok(!(worst_error(w, lost) < TOLERANCE), "%s: a state lost between ranges shows", path);
 }
 
 /* Sequences whose middle page is full, so that it holds no NaN. */
@@ -657,6 +776,7 @@ static void test_device(void)
             World w({2 * n_q, 2, dim}, ragged, seed++);
             for_paths([&](const qkc_launch *launch, const char *path) {
                 test_values(w, launch, path);
+                test_ranges(w, launch, path);
                 if ((n_q == 4 && dim == 128) || n_q == 5) {
                     test_alone(w, launch, path);
                     test_mutations(w, launch, path);
@@ -668,6 +788,7 @@ static void test_device(void)
     World w({16, 8, 128}, {{300, 700}, {0, 513}, {2000, 64}}, seed);
     for_paths([&](const qkc_launch *launch, const char *path) {
         test_values(w, launch, path);
+        test_ranges(w, launch, path);
         test_alone(w, launch, path);
     });
 }
