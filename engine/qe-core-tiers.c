@@ -149,11 +149,11 @@ uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, uint32_t n)
     return n_gone;
 }
 
-/* The session's own oldest pages, but for the newest span. */
+/* The session's own oldest pages, but for the newest span (of a small tier, a quarter). */
 static uint32_t spill(qe_core *core, qe_timeline *t, uint32_t n)
 {
     uint32_t n_pages = qe_session_n_cached(t->session) / QK_PAGE_TOKENS;
-    uint32_t n_kept = QK_SPAN_TOKENS / QK_PAGE_TOKENS;
+    uint32_t n_kept = MIN(QK_SPAN_TOKENS / QK_PAGE_TOKENS, qe_kv_pool_n_max(core->pool) / 4);
     if (!qe_session_get_policy(t->session)->tiered || n_pages <= n_kept)
         return 0;
     const uint32_t *pins = count_pins(core, t);

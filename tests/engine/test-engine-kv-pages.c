@@ -297,6 +297,8 @@ static void test_check_fails(void)
     for (uint32_t i = 0; i < 3; i++)
         must_alloc(&f);
     qe_kv_page_seal(f.pool, 0);
+    qe_page gone = must_alloc(&f);
+    qe_kv_page_unref(f.pool, gone);
     must_check(&f, (const uint32_t[]){1, 1, 1, 0});
     must_fail_check(&f, (const uint32_t[]){2, 1, 1, 0}, "page 0 (SEALED) has 1 references");
     must_fail_check(&f, (const uint32_t[]){1, 0, 1, 0}, "page 1 (TAIL) has 1 references");
