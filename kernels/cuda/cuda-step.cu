@@ -20,7 +20,8 @@
  * Device memory for the reference model with 2,048 rows, 91 outputs and 64 slots, in MiB: x 20; a block of 86 that is
  * in turn norm + gate,up + act (gate,up for at most 1,024 rows at a time), q + qkv (40), q + attention + its parts, the
  * decode attention's parts (65) and the logits (53); cublasLt's workspace 32; rows of few and of outputs 7; history 9;
- * RoPE tables 1; the sampler's less than 1: 158 in all. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
+ * RoPE tables 1; the sampler's less than 1: 158 in all. A ring for host pages adds its bytes and 34 of states of tiles
+ * between two of its parts. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
  * of address space that takes memory when raw logits are asked for.
  *
  * Engine thread, but for cancel. */
@@ -855,15 +856,17 @@ static void set_status(qkc_step *step, qk_status status)
     snprintf(step->error, sizeof(step->error), "%s", ((qkc_backend *)step->head.backend)->error);
 }
 
-/* Kernels read pages 16 bytes at a time, which the interface does not promise. */
-static qk_status check_pages(const qkc_step *step)
+/* Kernels read pages 16 bytes at a time, which the interface does not promise. Sets whether any is in host memory. */
+static qk_status check_pages(const qkc_step *step, bool *any_host)
 {
     uint64_t bits = 0;
     for (uint32_t i = 0; i < step->plan.n_pages; i++)
-        bits |= step->plan.pages[i] & ~(uint64_t)QK_PAGE_HOST;
-    return bits % 16 == 0 ? QK_OK
-                          : qkc_fail((qkc_backend *)step->head.backend, QK_UNSUPPORTED, cudaSuccess,
-                                "step: a page's address is not a multiple of 16");
+        bits |= step->plan.pages[i];
+    *any_host = (bits & QK_PAGE_HOST) != 0;
+    return (bits & ~(uint64_t)QK_PAGE_HOST) % 16 == 0
+               ? QK_OK
+               : qkc_fail((qkc_backend *)step->head.backend, QK_UNSUPPORTED, cudaSuccess,
+                     "step: a page's address is not a multiple of 16");
 }
 
 static qk_status fail_outside(const qkc_step *step, bool decode)
@@ -882,13 +885,14 @@ qk_status qkc_step_submit(qk_step *base)
     qkc_step *step = (qkc_step *)base;
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_plan *plan = &step->plan;
+    bool any_host = false;
     qk_status status = enter(backend_of(ctx));
     if (status == QK_OK)
-        status = check_pages(step);
+        status = check_pages(step, &any_host);
     if (status != QK_OK)
         return status;
     const bool single = plan->n_seqs == plan->n_rows, decode = single && plan->n_rows <= ctx->decode_max;
-    const bool streamed = qkc_has_host_pages(plan) && !(single && plan->host_path == QK_HOST_READ);
+    const bool streamed = any_host && !(single && plan->host_path == QK_HOST_READ);
     const bool outside = qkc_partial_is_needed(step);
     if (outside && (!decode || streamed))
         return fail_outside(step, decode);

@@ -208,7 +208,6 @@ qk_status qkc_ring_plan(qkc_context *ctx);
 cudaError_t qkc_ring_start(qkc_context *ctx);
 void qkc_ring_stop(qkc_context *ctx);
 
-bool qkc_has_host_pages(const qk_plan *plan);
 /* Deals the plan's host pages into groups and lists the launches: host work alone. QK_UNSUPPORTED: the ring does not do. */
 qk_status qkc_stream_build(qkc_step *step, bool is_decode);
 void qkc_stream_clear(qkc_step *step);

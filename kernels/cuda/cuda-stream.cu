@@ -120,14 +120,6 @@ static bool is_host(const qk_plan *plan, uint32_t page)
     return (plan->pages[page] & QK_PAGE_HOST) != 0;
 }
 
-bool qkc_has_host_pages(const qk_plan *plan)
-{
-    uint64_t bits = 0;
-    for (uint32_t i = 0; i < plan->n_pages; i++)
-        bits |= plan->pages[i];
-    return (bits & QK_PAGE_HOST) != 0;
-}
-
 /* What the dealing of one sequence goes by. */
 typedef struct {
     qkc_step *step;
@@ -277,14 +269,18 @@ qk_status qkc_stream_build(qkc_step *step, bool is_decode)
     stream->is_decode = is_decode;
     for (uint32_t i = 0; i < plan->n_pages; i++)
         stream->places[i] = {QKC_NO_GROUP, 0};
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+    uint64_t n_entries = 0; /* the arrays have room for each entry of the page table once */
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        n_entries += plan->seqs[i].n_pages;
+    stream->overlaps = n_entries > plan->n_pages;
+    for (uint32_t i = 0; i < plan->n_seqs && !stream->overlaps; i++) {
         const qk_seq *seq = &plan->seqs[i];
         bool any = false;
         for (uint32_t p = 0; p < seq->n_pages && !any; p++)
             any = is_host(plan, seq->page_begin + p);
         stream->is_streamed[i] = any;
     }
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+    for (uint32_t i = 0; i < plan->n_seqs && !stream->overlaps; i++) {
         if (!stream->is_streamed[i])
             continue;
         dealing d = {};
