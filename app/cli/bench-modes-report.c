@@ -173,7 +173,9 @@ print_turns (const ModesTable *table, const ModesAgainst *against, uint32_t leng
   printf ("%-12s %4s %7s %7s %7s %7s %7s %7s %11s %11s %9s %9s %9s", "mode", "turn", "prompt",
           "new", "reused", "on host", "host", "disk", "first ms", "e2e ms", "ms/token", "first",
           "e2e");
-  printf (against->name != NULL ? " %9s %9s\n" : "\n", "first*", "e2e*");
+  if (against->name != NULL)
+    printf (" %9s %9s", "first*", "e2e*");
+  putchar ('\n');
   for (guint i = 0; i < table->cells->len; i++)
     {
       const ModesCell *c = g_ptr_array_index (table->cells, i);
@@ -222,10 +224,20 @@ static void
 print_peaks (const ModesTable *table, const ModesAgainst *against, uint32_t length)
 {
   Bases b = bases_of (table, against, length);
+  gboolean any = FALSE;
 
+  for (guint i = 0; i < table->cells->len && !any; i++)
+    {
+      const ModesCell *c = g_ptr_array_index (table->cells, i);
+
+      any = c->length == length && c->state == MODES_CELL_DONE;
+    }
+  if (!any)
+    return;
   printf ("%-12s %11s %11s %11s %11s %9s", "mode", table->on_card ? "process MiB" : "all KV MiB",
           "KV GPU MiB", "KV host MiB", "KV disk MiB", "memory");
-  printf (against->name != NULL ? " %9s" : "", "memory*");
+  if (against->name != NULL)
+    printf (" %9s", "memory*");
   printf ("  greedy tokens\n");
   for (guint i = 0; i < table->cells->len; i++)
     {
