@@ -309,7 +309,7 @@ plan_cell (const Modes *m, ModesCell *cell, guint n_turns)
 {
   uint64_t rest = (uint64_t)n_turns * (uint64_t)m->options->tokens
                   + (uint64_t)(n_turns - 1) * (uint64_t)m->options->new_tokens;
-  g_autofree char *note = NULL;
+  g_autofree char *note = NULL, *needed = NULL, *device = NULL, *host = NULL;
   qe_cache_config config;
   qe_cache_cost cost;
   uint32_t n_prompt;
@@ -325,10 +325,11 @@ plan_cell (const Modes *m, ModesCell *cell, guint n_turns)
   qe_cache_cost_of (m->plan, &config, n_prompt + rest, &cost);
   if (cost.fits)
     return n_prompt;
-  note = g_strdup_printf ("%.2f GB of KV pages; there is room for %.2f GB on the device and %.2f "
-                          "GB in host memory",
-                          (double)cost.bytes / 1e9, (double)m->plan->kv / 1e9,
-                          (double)m->plan->host_kv / 1e9);
+  needed = g_format_size_full (cost.bytes, G_FORMAT_SIZE_IEC_UNITS);
+  device = g_format_size_full (m->plan->kv, G_FORMAT_SIZE_IEC_UNITS);
+  host = g_format_size_full (m->plan->host_kv, G_FORMAT_SIZE_IEC_UNITS);
+  note = g_strdup_printf ("%s of KV pages; there is room for %s on the device, %s in host memory",
+                          needed, device, host);
   end_cell (cell, MODES_CELL_UNFIT, note);
   return 0;
 }
