@@ -245,9 +245,12 @@ print_peaks (const ModesTable *table, const ModesAgainst *against, uint32_t leng
 
       if (c->length != length || c->state != MODES_CELL_DONE)
         continue;
-      printf ("%-12s %11.2f %11.2f %11.2f %11.2f", c->mode->name, peak_of (table, c) / MIB,
-              (double)c->peak_used[QE_TIER_GPU] / MIB, (double)c->peak_used[QE_TIER_HOST] / MIB,
-              (double)c->peak_used[QE_TIER_DISK] / MIB);
+      if (peak_of (table, c) > 0)
+        printf ("%-12s %11.2f", c->mode->name, peak_of (table, c) / MIB);
+      else
+        printf ("%-12s %11s", c->mode->name, "unknown");
+      printf (" %11.2f %11.2f %11.2f", (double)c->peak_used[QE_TIER_GPU] / MIB,
+              (double)c->peak_used[QE_TIER_HOST] / MIB, (double)c->peak_used[QE_TIER_DISK] / MIB);
       print_percent (peak_rebuild (table, &b, c), 9);
       if (against->name != NULL)
         print_percent (peak_against (table, &b, c), 9);

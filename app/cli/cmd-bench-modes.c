@@ -47,9 +47,8 @@ typedef struct
   qe_model_info *info;
   qe_memory_plan *plan;
   uint32_t context;
-  GArray *lengths;      /* uint32_t */
-  GPtrArray *modes;     /* const ModesMode */
-  GArray *cell_seconds; /* double: by length, the longest cell of this run */
+  GArray *lengths;  /* uint32_t */
+  GPtrArray *modes; /* const ModesMode */
   ModesTable table;
 } Modes;
 
@@ -386,14 +385,30 @@ report_progress (const ModesCell *cell)
 
 /* ---- The table ---- */
 
-/* Whether the next cell of length @i would end after the limit, as far as one can know. */
+/* What a cell of @length will take: as long as the longest of that length so far, in this run or an earlier one. */
+static double
+predict_seconds (const ModesTable *table, uint32_t length)
+{
+  double longest = 0;
+
+  for (guint i = 0; i < table->cells->len; i++)
+    {
+      const ModesCell *cell = g_ptr_array_index (table->cells, i);
+
+      if (cell->length == length)
+        longest = MAX (longest, cell->seconds);
+    }
+  return longest;
+}
+
+/* Whether the next cell would end after the limit. The first of a run never does, or none would be measured. */
 static gboolean
-is_out_of_time (const Modes *m, guint i, gint64 begin)
+is_out_of_time (const Modes *m, uint32_t length, guint n_run, gint64 begin)
 {
   double elapsed = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
 
-  return m->options->time_limit > 0
-         && elapsed + g_array_index (m->cell_seconds, double, i) > m->options->time_limit;
+  return m->options->time_limit > 0 && n_run > 0
+         && elapsed + predict_seconds (&m->table, length) > m->options->time_limit;
 }
 
 static int
@@ -403,18 +418,18 @@ measure (Modes *m)
   gint64 begin = g_get_monotonic_time ();
   g_autoptr (GError) error = NULL;
   int status = CLI_OK;
+  guint n_run = 0;
 
   for (guint i = 0; i < m->lengths->len; i++)
     for (guint k = 0; k < m->modes->len; k++)
       {
         uint32_t length = g_array_index (m->lengths, uint32_t, i);
         const ModesMode *mode = g_ptr_array_index (m->modes, k);
-        double *longest = &g_array_index (m->cell_seconds, double, i);
         ModesCell *cell;
 
         if (modes_table_find (&m->table, length, mode) != NULL)
           continue;
-        if (is_out_of_time (m, i, begin))
+        if (is_out_of_time (m, length, n_run, begin))
           return status;
         cell = modes_cell_new (length, mode);
         if (!run_cell (m, cell, &status))
@@ -422,7 +437,7 @@ measure (Modes *m)
             modes_cell_free (cell);
             return status;
           }
-        *longest = MAX (*longest, cell->seconds);
+        n_run += cell->state != MODES_CELL_UNFIT;
         g_ptr_array_add (m->table.cells, cell);
         report_progress (cell);
         if (cell->state == MODES_CELL_FAILED)
@@ -529,7 +544,6 @@ prepare (Modes *m, GError **error)
       = o->engine.model != NULL ? g_strdup (o->engine.model) : quire_dup_default_model_dir ();
   CliCacheOptions cache = o->cache;
   qe_engine_options options;
-  double none = 0;
   int status;
 
   cache.mode = (char *)"tiered"; /* what limits on the card are given for */
@@ -538,8 +552,6 @@ prepare (Modes *m, GError **error)
       || !cli_bench_parse_list ("--lengths", o->lengths != NULL ? o->lengths : LENGTHS_DEFAULT, 1,
                                 LENGTH_MAX, m->lengths, error))
     return FALSE;
-  for (guint i = 0; i < m->lengths->len; i++)
-    g_array_append_val (m->cell_seconds, none);
   cli_engine_options_apply (&o->engine, &options, &status);
   m->info = qe_model_info_new (dir, error);
   if (m->info != NULL)
@@ -578,7 +590,6 @@ run (const Options *o)
     return status;
   m.lengths = g_array_new (FALSE, FALSE, sizeof (uint32_t));
   m.modes = g_ptr_array_new ();
-  m.cell_seconds = g_array_new (FALSE, FALSE, sizeof (double));
   m.table.cells = g_ptr_array_new_with_free_func ((GDestroyNotify)modes_cell_free);
   if (!prepare (&m, &error)
       || (o->against != NULL && !modes_against_read (o->against, &against, &error))
@@ -601,7 +612,6 @@ run (const Options *o)
   modes_table_clear (&m.table);
   g_array_unref (m.lengths);
   g_ptr_array_unref (m.modes);
-  g_array_unref (m.cell_seconds);
   qe_model_info_free (m.info);
   qe_memory_plan_free (m.plan);
   return status;

@@ -369,7 +369,7 @@ def bench_modes_resumes():
                                                     "peak_bytes": None}]}, f)
         few = (*SMALL, "--modes", "rebuild,session", "--resume", kept)
         first = json.loads(ok(*few, "--time-limit", "0.001", "--json"))
-        assert not first["complete"] and len(first["cells"]) in (1, 2, 3), first
+        assert not first["complete"] and len(first["cells"]) == 1, first
         begun = json.load(open(kept))["cells"]
         assert [c["mode"] for c in begun] == [c["mode"] for c in first["cells"]]
         rows = list(csv.DictReader(ok(*few, "--csv", "--against", against).splitlines()))
