@@ -285,12 +285,15 @@ SMALL = ("bench", "modes", "--lengths", "64,256", "--turns", "3", "--tokens", "8
 
 @test
 def cache_options_name_what_is_wrong():
-    for option, value in (("--cache-mode", "fast"), ("--block-size", "32"), ("--max-cache-size", "-1"),
-                          ("--gpu-max-length", "-2"), ("--hot-cache-length", "99999999"), ("--host-memory", "much"),
-                          ("--host-memory", "0"), ("--host-path", "bus"), ("--ring", "-4M"), ("--ring", "4Q"),
-                          ("--cache-quota", "1G"), ("--gpu-max-length", "many")):
-        for command in (("generate", "--prompt", "Hi"), ("chat",), ("bench",), ("info",)):
-            fails(2, *command, option, value, says=[option, value])
+    commands = (("generate", "--prompt", "Hi"), ("chat",), ("bench",), ("info",))
+    for command in commands:
+        fails(2, *command, "--cache-mode", "fast", says=["--cache-mode", "fast", "tiered-int8"])
+    for i, (option, value) in enumerate((
+            ("--block-size", "32"), ("--max-cache-size", "-1"),
+            ("--gpu-max-length", "-2"), ("--hot-cache-length", "99999999"), ("--host-memory", "much"),
+            ("--host-memory", "0"), ("--host-path", "bus"), ("--ring", "-4M"), ("--ring", "4Q"),
+            ("--cache-quota", "1G"), ("--gpu-max-length", "many"))):
+        fails(2, *commands[i % 4], option, value, says=[option, value])
     for args, word in ((("--gpu-max-length", "128"), "tiered"), (("--article", "--cache-mode", "paged"), "--article"),
                        (("--cache-mode", "tiered", "--gpu-max-length", "16"), "64"),
                        (("--cache-dir", ""), "--cache-dir"), (("--cache-key", "a"), "--cache-dir")):
