@@ -72,6 +72,7 @@ cli_engine_options_group (CliEngineOptions *o)
   group = g_option_group_new ("engine", "Engine:", "Engine options", NULL, NULL);
 
   g_option_group_add_entries (group, entries);
+  cli_tier_options_add (&o->tiers, group);
   return group;
 }
 
@@ -83,6 +84,7 @@ cli_engine_options_clear (CliEngineOptions *o)
   g_clear_pointer (&o->isa, g_free);
   g_clear_pointer (&o->device, g_free);
   g_clear_pointer (&o->kv, g_free);
+  cli_tier_options_clear (&o->tiers);
 }
 
 static gboolean
@@ -106,6 +108,8 @@ engine_options_check (const CliEngineOptions *o, int *status)
 gboolean
 cli_engine_options_apply (const CliEngineOptions *o, qe_engine_options *out, int *status)
 {
+  g_autoptr (GError) error = NULL;
+
   if (!engine_options_check (o, status))
     return FALSE;
   *out = (qe_engine_options){
@@ -119,7 +123,10 @@ cli_engine_options_apply (const CliEngineOptions *o, qe_engine_options *out, int
   };
   if (o->reserve_mib >= 0)
     out->memory_reserve = MAX ((uint64_t)o->reserve_mib << 20, 1);
-  return TRUE;
+  if (cli_tier_options_apply (&o->tiers, out, &error))
+    return TRUE;
+  *status = cli_fail (CLI_USAGE, "%s", error->message);
+  return FALSE;
 }
 
 qe_engine *

@@ -317,3 +317,16 @@ cli_json_append_number (GString *json, double value, int n_decimals)
   g_snprintf (format, sizeof format, "%%.%df", n_decimals);
   g_string_append (json, g_ascii_formatd (buffer, sizeof buffer, format, value));
 }
+
+void
+cli_json_append_receipt (GString *json, const qe_receipt *r)
+{
+  g_string_append_printf (
+      json,
+      "{\"mode\": \"%s\", \"prompt\": %u, \"new\": %u, \"reused\": %u, \"shared\": %u, "
+      "\"restored_host\": %u, \"restored_disk\": %u, \"on_host\": %u, \"recomputed\": %u, "
+      "\"first_mismatch\": %" G_GINT64_FORMAT ", \"mismatch\": \"%s\"}",
+      qe_cache_mode_name (r->mode), r->n_prompt, r->n_new, r->n_reused, r->n_shared,
+      r->n_restored_host, r->n_restored_disk, r->n_on_host, r->n_recomputed, r->first_mismatch,
+      qe_mismatch_name (r->mismatch));
+}

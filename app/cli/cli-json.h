@@ -5,6 +5,7 @@
  * control character and ill-formed UTF-8 are errors that name line and column. */
 #pragma once
 #include <glib.h>
+#include "engine/qe.h"
 
 G_BEGIN_DECLS
 
@@ -24,5 +25,7 @@ GPtrArray *cli_json_read_messages (const char *name, const char *json, gsize n, 
 /* Output. Strings are escaped; NaN and infinities become null. */
 void cli_json_append_string (GString *json, const char *text, gssize n);
 void cli_json_append_number (GString *json, double value, int n_decimals);
+/* Where a turn's tokens came from: an object. */
+void cli_json_append_receipt (GString *json, const qe_receipt *receipt);
 
 G_END_DECLS

@@ -28,6 +28,17 @@ gboolean cli_parse (GOptionContext *context, int *argc, char ***argv, int *statu
 
 /* ---- Options of all commands that load a model ---- */
 
+/* The engine's tiers; part of the engine's options. */
+typedef struct
+{
+  char *host_memory, *host_path, *ring, *cache_dir, *cache_quota; /* NULL: not given */
+} CliTierOptions;
+
+void cli_tier_options_add (CliTierOptions *options, GOptionGroup *group);
+void cli_tier_options_clear (CliTierOptions *options);
+gboolean cli_tier_options_apply (const CliTierOptions *options, qe_engine_options *out,
+                                 GError **error); /* @out borrows */
+
 typedef struct
 {
   char *model;
@@ -39,6 +50,7 @@ typedef struct
   int context;
   int kv_mib;
   int reserve_mib; /* -1: the default */
+  CliTierOptions tiers;
 } CliEngineOptions;
 
 GOptionGroup *cli_engine_options_group (CliEngineOptions *options);
@@ -49,6 +61,28 @@ gboolean cli_engine_options_apply (const CliEngineOptions *options, qe_engine_op
 /* An engine with the model ready, or NULL after the error was printed and *status set. */
 qe_engine *cli_engine_start (const CliEngineOptions *options, uint32_t step_rows_max,
                              qe_model_info **info, int *status);
+
+/* ---- Options of the commands that hold a conversation ---- */
+
+#define CLI_UNSET_INT G_MININT
+
+typedef struct
+{
+  char *mode; /* NULL: not given */
+  gboolean article, no_offload, no_use_cache;
+  int block_size, max_cache_size, gpu_max_length, hot_cache_length; /* CLI_UNSET_INT: not given */
+} CliCacheOptions;
+
+GOptionGroup *cli_cache_options_group (CliCacheOptions *options);
+void cli_cache_options_clear (CliCacheOptions *options);
+gboolean cli_cache_options_apply (const CliCacheOptions *options, qe_cache_config *out,
+                                  GError **error);
+/* @disk_key: NULL: the conversation is not kept on disk. */
+qe_session_id cli_open_session (qe_engine *engine, const qe_cache_config *cache,
+                                const char *disk_key, GError **error);
+
+/* "512M" in bytes, at least 1; K, M, G, T are powers of 1,024. */
+gboolean cli_parse_size (const char *option, const char *text, guint64 *out, GError **error);
 
 /* ---- Options of the commands that sample ---- */
 

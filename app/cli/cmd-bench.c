@@ -9,10 +9,9 @@
  *
  * Token ids are pseudo-random and fixed, so that runs compare. Each figure is the median of the repetitions. Bytes a
  * decoded token reads: the weights (a tied embedding once, an untied one's row not counted) and the KV before it. */
-#include "app/cli/cli.h"
+#include "app/cli/cli-bench.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -27,6 +26,7 @@
 typedef struct
 {
   CliEngineOptions engine;
+  CliCacheOptions cache;
   char *depths, *cold, *batches;
   int prompt, gen, turns, repeats, e2e, batch_depth, step_rows;
   double temperature, top_p;
@@ -36,6 +36,7 @@ typedef struct
 typedef struct
 {
   const Options *options;
+  qe_cache_config cache;
   qe_engine *engine;
   qe_model_info *info;
   double read_bytes_per_s, flops;
@@ -55,27 +56,14 @@ typedef struct
 static void
 fill_random (Bench *bench, GArray *ids, guint n)
 {
-  for (guint i = 0; i < n; i++)
-    {
-      uint32_t id;
-
-      bench->random = bench->random * 6364136223846793005u + 1442695040888963407u;
-      id = (uint32_t)((bench->random >> 33) % bench->info->vocab);
-      g_array_append_val (ids, id);
-    }
+  cli_bench_fill_ids (&bench->random, bench->info->vocab, ids, n);
 }
 
 static void
 fill_params (const Bench *bench, qe_session_id session, const GArray *ids, uint32_t n_gen,
              gboolean sampled, qe_generate_params *params)
 {
-  qe_generate_params_init (params, bench->info);
-  params->session = session;
-  params->ids = (const uint32_t *)(gpointer)ids->data;
-  params->n_ids = ids->len;
-  params->max_tokens = n_gen;
-  params->ignore_eos = true;
-  params->sampling = (qe_sampling_params){ .top_p = 1, .repetition_penalty = 1 };
+  cli_bench_params (bench->info, session, ids, n_gen, params);
   if (sampled)
     {
       params->sampling.temperature = bench->options->temperature;
@@ -122,21 +110,6 @@ run_request (Bench *bench, qe_session_id session, GArray *ids, uint32_t n_gen, g
   return ok;
 }
 
-static int
-compare_doubles (const void *a, const void *b)
-{
-  double x = *(const double *)a, y = *(const double *)b;
-
-  return (x > y) - (x < y);
-}
-
-static double
-median (double *values, int n)
-{
-  qsort (values, (gsize)n, sizeof *values, compare_doubles);
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
 /* Prompt and decode at @depth cached tokens, in a fresh session each time. */
 static gboolean
 run_depth (Bench *bench, uint32_t depth, Figures *out, GError **error)
@@ -147,7 +120,7 @@ run_depth (Bench *bench, uint32_t depth, Figures *out, GError **error)
   for (int i = 0; i < o->repeats; i++)
     {
       g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
-      qe_session_id session = qe_engine_open_session (bench->engine, error);
+      qe_session_id session = cli_open_session (bench->engine, &bench->cache, NULL, error);
       Figures f = { 0 };
       gboolean ok = session != 0;
 
@@ -168,9 +141,9 @@ run_depth (Bench *bench, uint32_t depth, Figures *out, GError **error)
       decode[i] = f.ms_per_token;
       *out = f;
     }
-  out->first_token_ms = median (first, o->repeats);
-  out->prefill_tokens_per_s = median (prefill, o->repeats);
-  out->ms_per_token = median (decode, o->repeats);
+  out->first_token_ms = cli_bench_median (first, o->repeats);
+  out->prefill_tokens_per_s = cli_bench_median (prefill, o->repeats);
+  out->ms_per_token = cli_bench_median (decode, o->repeats);
   return TRUE;
 }
 
@@ -229,7 +202,7 @@ run_turns (Bench *bench, GString *json, GError **error)
 {
   const Options *o = bench->options;
   g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
-  qe_session_id session = qe_engine_open_session (bench->engine, error);
+  qe_session_id session = cli_open_session (bench->engine, &bench->cache, NULL, error);
   gboolean ok = session != 0;
 
   g_string_append (json, ", \"turns\": [");
@@ -256,32 +229,6 @@ run_turns (Bench *bench, GString *json, GError **error)
   return ok;
 }
 
-/* "16,64" into @out. */
-static gboolean
-parse_list (const char *option, const char *text, guint64 min, guint64 max, GArray *out,
-            GError **error)
-{
-  g_auto (GStrv) fields = g_strsplit (text, ",", -1);
-
-  for (char **field = fields; *field != NULL; field++)
-    {
-      guint64 value;
-      uint32_t n;
-
-      if (!g_ascii_string_to_unsigned (*field, 10, min, max, &value, NULL))
-        {
-          g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
-                       "%s: expected numbers from %" G_GUINT64_FORMAT " to %" G_GUINT64_FORMAT
-                       ", found “%s”",
-                       option, min, max, *field);
-          return FALSE;
-        }
-      n = (uint32_t)value;
-      g_array_append_val (out, n);
-    }
-  return TRUE;
-}
-
 /* A prompt of @n_prompt tokens and @n_gen after it, each time in a fresh session. */
 static gboolean
 run_fresh (Bench *bench, uint32_t n_prompt, uint32_t n_gen, gboolean sampled, Figures *out,
@@ -292,7 +239,7 @@ run_fresh (Bench *bench, uint32_t n_prompt, uint32_t n_gen, gboolean sampled, Fi
   for (int i = 0; i < bench->options->repeats; i++)
     {
       g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
-      qe_session_id session = qe_engine_open_session (bench->engine, error);
+      qe_session_id session = cli_open_session (bench->engine, &bench->cache, NULL, error);
       gboolean ok;
 
       if (session == 0)
@@ -305,8 +252,8 @@ run_fresh (Bench *bench, uint32_t n_prompt, uint32_t n_gen, gboolean sampled, Fi
       first[i] = out->first_token_ms;
       wall[i] = out->wall_ms;
     }
-  out->first_token_ms = median (first, bench->options->repeats);
-  out->wall_ms = median (wall, bench->options->repeats);
+  out->first_token_ms = cli_bench_median (first, bench->options->repeats);
+  out->wall_ms = cli_bench_median (wall, bench->options->repeats);
   return TRUE;
 }
 
@@ -315,7 +262,8 @@ run_cold (Bench *bench, GString *json, GError **error)
 {
   g_autoptr (GArray) list = g_array_new (FALSE, FALSE, sizeof (uint32_t));
 
-  if (!parse_list ("--cold", bench->options->cold, 1, bench->info->context_max - 1, list, error))
+  if (!cli_bench_parse_list ("--cold", bench->options->cold, 1, bench->info->context_max - 1, list,
+                             error))
     return FALSE;
   g_string_append (json, ", \"cold\": [");
   for (guint i = 0; i < list->len; i++)
@@ -367,39 +315,9 @@ run_end_to_end (Bench *bench, GString *json, GError **error)
 
 /* ---- Several sessions at once ---- */
 
-typedef struct
-{
-  GMutex mutex;
-  GCond cond;
-  gboolean news;
-} News;
-
-static void
-on_news (void *user)
-{
-  News *news = user;
-
-  g_mutex_lock (&news->mutex);
-  news->news = TRUE;
-  g_cond_signal (&news->cond);
-  g_mutex_unlock (&news->mutex);
-}
-
-static void
-wait_for_news (News *news)
-{
-  gint64 end = g_get_monotonic_time () + BATCH_WAIT_US;
-
-  g_mutex_lock (&news->mutex);
-  while (!news->news && g_cond_wait_until (&news->cond, &news->mutex, end))
-    ;
-  news->news = FALSE;
-  g_mutex_unlock (&news->mutex);
-}
-
 /* Takes from all until all are done. @out: tokens after those that came with the first news, and their seconds. */
 static gboolean
-follow_batch (qe_request **requests, guint n, News *news, guint64 *n_tokens, double *seconds,
+follow_batch (qe_request **requests, guint n, CliNews *news, guint64 *n_tokens, double *seconds,
               GError **error)
 {
   gboolean done[BATCH_MAX] = { FALSE };
@@ -409,7 +327,7 @@ follow_batch (qe_request **requests, guint n, News *news, guint64 *n_tokens, dou
   *n_tokens = 0;
   while (n_done < n)
     {
-      wait_for_news (news);
+      cli_news_wait (news, g_get_monotonic_time () + BATCH_WAIT_US);
       for (guint i = 0; i < n; i++)
         {
           qe_update update = { 0 };
@@ -446,15 +364,14 @@ run_batch_once (Bench *bench, uint32_t n, double *tokens_per_s, GError **error)
   qe_session_id sessions[BATCH_MAX] = { 0 };
   qe_request *requests[BATCH_MAX] = { NULL };
   g_autoptr (GPtrArray) prompts = g_ptr_array_new_with_free_func ((GDestroyNotify)g_array_unref);
-  News news = { .news = TRUE };
+  CliNews news;
   g_autoptr (GError) local = NULL;
   guint64 n_tokens = 0;
   double seconds = 0;
   gboolean ok = TRUE;
   uint32_t n_started = 0;
 
-  g_mutex_init (&news.mutex);
-  g_cond_init (&news.cond);
+  cli_news_init (&news);
   for (uint32_t i = 0; i < n && ok; i++)
     {
       GArray *ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
@@ -462,7 +379,7 @@ run_batch_once (Bench *bench, uint32_t n, double *tokens_per_s, GError **error)
 
       g_ptr_array_add (prompts, ids);
       fill_random (bench, ids, (guint)MAX (o->batch_depth, 2) - 1);
-      sessions[i] = qe_engine_open_session (bench->engine, &local);
+      sessions[i] = cli_open_session (bench->engine, &bench->cache, NULL, &local);
       ok = sessions[i] != 0 && run_request (bench, sessions[i], ids, 1, FALSE, &f, &local);
     }
   for (uint32_t i = 0; i < n && ok; i++)
@@ -471,7 +388,7 @@ run_batch_once (Bench *bench, uint32_t n, double *tokens_per_s, GError **error)
 
       fill_random (bench, prompts->pdata[i], 1);
       fill_params (bench, sessions[i], prompts->pdata[i], (uint32_t)o->gen, FALSE, &params);
-      params.wakeup = on_news;
+      params.wakeup = cli_news_ring;
       params.wakeup_user = &news;
       requests[i] = qe_engine_generate (bench->engine, &params, &local);
       ok = requests[i] != NULL;
@@ -496,8 +413,7 @@ run_batch_once (Bench *bench, uint32_t n, double *tokens_per_s, GError **error)
   for (uint32_t i = 0; i < n; i++)
     if (sessions[i] != 0)
       qe_engine_close_session (bench->engine, sessions[i]);
-  g_mutex_clear (&news.mutex);
-  g_cond_clear (&news.cond);
+  cli_news_clear (&news);
   *tokens_per_s = seconds > 0 ? (double)n_tokens / seconds : 0;
   if (!ok)
     g_propagate_error (error, g_steal_pointer (&local));
@@ -510,7 +426,7 @@ run_batches (Bench *bench, GString *json, GError **error)
   const Options *o = bench->options;
   g_autoptr (GArray) list = g_array_new (FALSE, FALSE, sizeof (uint32_t));
 
-  if (!parse_list ("--batch", o->batches, 1, BATCH_MAX, list, error))
+  if (!cli_bench_parse_list ("--batch", o->batches, 1, BATCH_MAX, list, error))
     return FALSE;
   g_string_append (json, ", \"batches\": [");
   for (guint i = 0; i < list->len; i++)
@@ -521,7 +437,7 @@ run_batches (Bench *bench, GString *json, GError **error)
       for (int k = 0; k < o->repeats; k++)
         if (!run_batch_once (bench, n, &rates[k], error))
           return FALSE;
-      rate = median (rates, o->repeats);
+      rate = cli_bench_median (rates, o->repeats);
       if (!o->json)
         printf ("batch %3u at depth %d  %9.1f tok/s  %8.3f ms a step\n", n, o->batch_depth, rate,
                 rate > 0 ? 1000 * n / rate : 0);
@@ -541,8 +457,8 @@ run_all (Bench *bench, GString *json, GError **error)
   g_autoptr (GArray) depths = g_array_new (FALSE, FALSE, sizeof (uint32_t));
   Figures f;
 
-  if (!parse_list ("--depth", o->depths != NULL ? o->depths : "0", 0, bench->info->context_max,
-                   depths, error)
+  if (!cli_bench_parse_list ("--depth", o->depths != NULL ? o->depths : "0", 0,
+                             bench->info->context_max, depths, error)
       || !run_depth (bench, 0, &f, error)) /* a warm-up */
     return FALSE;
   g_string_append (json, ", \"depths\": [");
@@ -717,6 +633,8 @@ run (const Options *o)
                      REPEATS_MAX);
   if (!(o->temperature >= 0 && o->temperature <= 100) || !(o->top_p >= 0 && o->top_p <= 1))
     return cli_fail (CLI_USAGE, "bench: --temperature is 0 to 100, --top-p 0 to 1");
+  if (!cli_cache_options_apply (&o->cache, &bench.cache, &error))
+    return cli_fail (CLI_USAGE, "%s", error->message);
   /* Before the engine's threads start: it forks. */
   if (!measure_machine (o, &bench.read_bytes_per_s, &bench.flops, &error))
     return cli_fail (CLI_FAILED, "%s", error->message);
@@ -776,16 +694,31 @@ cli_bench (int argc, char **argv)
     { "json", 0, 0, G_OPTION_ARG_NONE, &o.json, "Print one JSON object", NULL },
     { NULL },
   };
-  GOptionContext *context = g_option_context_new ("- measure first token, speed and memory");
+  GOptionContext *context;
   int status;
 
+  if (argc > 1 && strcmp (argv[1], "modes") == 0)
+    return cli_bench_modes (argc - 1, argv + 1);
+  if (argc > 1 && strcmp (argv[1], "arrivals") == 0)
+    return cli_bench_arrivals (argc - 1, argv + 1);
+  context = g_option_context_new ("[modes | arrivals] - measure first token, speed and memory");
+  g_option_context_set_summary (
+      context, "bench modes: the cache modes side by side over one conversation.\n"
+               "bench arrivals: requests that arrive at random, as from many people.\n"
+               "Each has options of its own (see bench modes --help).");
   g_option_context_add_main_entries (context, entries, NULL);
+  g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
   if (cli_parse (context, &argc, &argv, &status))
-    status = argc > 1 ? cli_fail (CLI_USAGE, "bench takes no arguments besides options") : run (&o);
+    status = argc > 1 ? cli_fail (CLI_USAGE,
+                                  "bench takes no arguments besides modes, arrivals and options, "
+                                  "found “%s”",
+                                  argv[1])
+                      : run (&o);
   g_free (o.depths);
   g_free (o.cold);
   g_free (o.batches);
+  cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);
   return status;
 }

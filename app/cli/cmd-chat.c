@@ -10,13 +10,15 @@
 typedef struct
 {
   CliEngineOptions engine;
+  CliCacheOptions cache;
   CliSamplingOptions sampling;
-  char *system;
+  char *system, *cache_key;
 } Options;
 
 typedef struct
 {
   const Options *options;
+  qe_cache_config cache;
   qe_engine *engine;
   qe_model_info *info;
   qe_session_id session;
@@ -80,9 +82,15 @@ print_receipt (const Chat *chat, const CliReply *reply)
   else if (reply->finish == QE_FINISH_CONTEXT)
     note = " · the context is full";
   fflush (stdout);
-  fprintf (stderr, "%s%.2f s · %.0f tok/s · %u new, %u reused%s%s\n", chat->tty ? "\033[2m" : "",
-           r->first_token_ms / 1000, r->decode_tokens_per_s, r->n_new, r->n_reused, note,
-           chat->tty ? "\033[0m" : "");
+  fprintf (stderr, "%s%.2f s · %.0f tok/s · %u new, %u reused", chat->tty ? "\033[2m" : "",
+           r->first_token_ms / 1000, r->decode_tokens_per_s, r->n_new, r->n_reused);
+  if (r->n_restored_host > 0)
+    fprintf (stderr, ", %u from host memory", r->n_restored_host);
+  if (r->n_restored_disk > 0)
+    fprintf (stderr, ", %u from disk", r->n_restored_disk);
+  if (r->n_on_host > 0)
+    fprintf (stderr, ", %u read in host memory", r->n_on_host);
+  fprintf (stderr, "%s%s\n", note, chat->tty ? "\033[0m" : "");
 }
 
 /* Sends one turn. @again: the last user message once more, in place of its first answer. */
@@ -136,7 +144,7 @@ start_over (Chat *chat)
 
   if (chat->session != 0)
     qe_engine_close_session (chat->engine, chat->session);
-  chat->session = qe_engine_open_session (chat->engine, &error);
+  chat->session = cli_open_session (chat->engine, &chat->cache, chat->options->cache_key, &error);
   chat->n_messages = 0;
   chat->said_system = FALSE;
   g_clear_pointer (&chat->last_user, g_free);
@@ -180,9 +188,14 @@ static int
 chat_run (const Options *o)
 {
   Chat chat = { .options = o, .tty = isatty (STDIN_FILENO) && isatty (STDOUT_FILENO) };
+  g_autoptr (GError) error = NULL;
   int status = CLI_OK;
   char *line;
 
+  if (o->cache_key != NULL && o->engine.tiers.cache_dir == NULL)
+    return cli_fail (CLI_USAGE, "--cache-key needs --cache-dir");
+  if (!cli_cache_options_apply (&o->cache, &chat.cache, &error))
+    return cli_fail (CLI_USAGE, "%s", error->message);
   chat.engine = cli_engine_start (&o->engine, 0, &chat.info, &status);
   if (chat.engine == NULL)
     return status;
@@ -216,6 +229,8 @@ cli_chat (int argc, char **argv)
   GOptionEntry entries[] = {
     { "system", 's', 0, G_OPTION_ARG_STRING, &o.system, "A system message for every conversation",
       "TEXT" },
+    { "cache-key", 0, 0, G_OPTION_ARG_STRING, &o.cache_key,
+      "The conversation's name in --cache-dir (default: it is not kept)", "NAME" },
     { NULL },
   };
   GOptionContext *context = g_option_context_new ("- chat in the terminal");
@@ -225,11 +240,14 @@ cli_chat (int argc, char **argv)
   g_option_context_set_description (context, help);
   g_option_context_add_main_entries (context, entries, NULL);
   g_option_context_add_group (context, cli_sampling_options_group (&o.sampling));
+  g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
   if (cli_parse (context, &argc, &argv, &status))
     status = argc > 1 ? cli_fail (CLI_USAGE, "chat takes no arguments besides options")
                       : chat_run (&o);
   g_free (o.system);
+  g_free (o.cache_key);
+  cli_cache_options_clear (&o.cache);
   cli_sampling_options_clear (&o.sampling);
   cli_engine_options_clear (&o.engine);
   return status;

@@ -8,10 +8,12 @@
 typedef struct
 {
   CliEngineOptions engine;
+  CliCacheOptions cache;
   CliSamplingOptions sampling;
   char *prompt;
   char *system;
   char *messages;
+  char *cache_key;
   gboolean raw, added_tokens, json;
 } Options;
 
@@ -150,13 +152,16 @@ print_json (const CliReply *reply, const qe_model_info *info)
                 { "prefill_ms", r->prefill_ms },
                 { "decode_ms", r->decode_ms },
                 { "prefill_tokens_per_s", r->prefill_tokens_per_s },
-                { "decode_tokens_per_s", r->decode_tokens_per_s } };
+                { "decode_tokens_per_s", r->decode_tokens_per_s },
+                { "restore_ms", r->restore_ms } };
   for (gsize i = 0; i < G_N_ELEMENTS (times); i++)
     {
       g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "", times[i].name);
       cli_json_append_number (json, times[i].value, 3);
     }
-  g_string_append (json, "}}");
+  g_string_append (json, "}, \"cache\": ");
+  cli_json_append_receipt (json, r);
+  g_string_append_c (json, '}');
   puts (json->str);
 }
 
@@ -170,8 +175,11 @@ generate (const Options *o)
   Prompt prompt = { 0 };
   CliReply reply = { 0 };
   qe_generate_params params;
+  qe_cache_config cache;
   int status = CLI_OK;
 
+  if (!cli_cache_options_apply (&o->cache, &cache, &error))
+    return cli_fail (CLI_USAGE, "%s", error->message);
   engine = cli_engine_start (&o->engine, 0, &info, &status);
   if (engine == NULL)
     return status;
@@ -182,7 +190,7 @@ generate (const Options *o)
       prompt_clear (&prompt);
       return cli_fail (CLI_FAILED, "%s", error->message);
     }
-  params.session = qe_engine_open_session (engine, &error);
+  params.session = cli_open_session (engine, &cache, o->cache_key, &error);
   if (prompt.ids != NULL)
     {
       params.ids = (const uint32_t *)(gpointer)prompt.ids->data;
@@ -227,6 +235,8 @@ check (const Options *o, int argc)
     return cli_fail (CLI_USAGE, "--raw cannot be combined with --system");
   if (o->added_tokens && !o->raw)
     return cli_fail (CLI_USAGE, "--added-tokens needs --raw");
+  if (o->cache_key != NULL && o->engine.tiers.cache_dir == NULL)
+    return cli_fail (CLI_USAGE, "--cache-key needs --cache-dir");
   return CLI_OK;
 }
 
@@ -245,7 +255,9 @@ cli_generate (int argc, char **argv)
     { "added-tokens", 0, 0, G_OPTION_ARG_NONE, &o.added_tokens,
       "With --raw: recognise control tokens such as <|im_start|> in the prompt", NULL },
     { "json", 0, 0, G_OPTION_ARG_NONE, &o.json,
-      "Print one JSON object: text, ids, finish_reason, seed, usage, timings", NULL },
+      "Print one JSON object: text, ids, finish_reason, seed, usage, timings, cache", NULL },
+    { "cache-key", 0, 0, G_OPTION_ARG_STRING, &o.cache_key,
+      "The conversation's name in --cache-dir (default: it is not kept)", "NAME" },
     { NULL },
   };
   GOptionContext *context = g_option_context_new ("- answer one prompt or conversation");
@@ -254,6 +266,7 @@ cli_generate (int argc, char **argv)
   cli_sampling_options_init (&o.sampling);
   g_option_context_add_main_entries (context, entries, NULL);
   g_option_context_add_group (context, cli_sampling_options_group (&o.sampling));
+  g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
   if (cli_parse (context, &argc, &argv, &status))
     {
@@ -265,6 +278,8 @@ cli_generate (int argc, char **argv)
   g_free (o.system);
   g_free (o.messages);
   cli_sampling_options_clear (&o.sampling);
+  g_free (o.cache_key);
+  cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);
   return status;
 }

@@ -7,8 +7,14 @@
 typedef struct
 {
   CliEngineOptions engine;
+  CliCacheOptions cache;
   gboolean json;
 } Options;
+
+/* Contexts whose cost is shown: powers of two, and the model's own at the end. */
+#define COST_TOKENS_FIRST 2048u
+#define COST_TOKENS_LAST 262144u
+#define COSTS_MAX 9
 
 static void
 append_devices (GString *json, const GPtrArray *devices)
@@ -35,6 +41,93 @@ append_devices (GString *json, const GPtrArray *devices)
   g_string_append_c (json, ']');
 }
 
+static guint
+cost_contexts (const qe_model_info *model, uint32_t out[COSTS_MAX])
+{
+  guint n = 0;
+
+  for (uint32_t tokens = COST_TOKENS_FIRST;
+       tokens < model->context_max && tokens <= COST_TOKENS_LAST; tokens *= 2)
+    out[n++] = tokens;
+  if (model->context_max <= COST_TOKENS_LAST)
+    out[n++] = model->context_max;
+  return n;
+}
+
+/* What @tokens cost in @mode with the limits of @base, which hold in the tiered modes alone. */
+static void
+cost_of (const qe_memory_plan *plan, const qe_cache_config *base, qe_cache_mode mode,
+         uint32_t tokens, qe_cache_cost *out)
+{
+  qe_cache_config config = *base;
+
+  config.mode = mode;
+  if (mode != QE_CACHE_TIERED && mode != QE_CACHE_TIERED_INT8)
+    config.gpu_max_length = config.hot_cache_length = 0;
+  qe_cache_cost_of (plan, &config, tokens, out);
+}
+
+static void
+append_costs (GString *json, const qe_memory_plan *plan, const qe_cache_config *base,
+              const qe_model_info *model)
+{
+  uint32_t contexts[COSTS_MAX];
+  guint n = cost_contexts (model, contexts);
+  gboolean first = TRUE;
+
+  g_string_append (json, "\"costs\": [");
+  for (guint i = 0; i < n; i++)
+    for (int mode = QE_CACHE_REBUILD; mode < QE_N_CACHE_MODES; mode++)
+      {
+        qe_cache_cost cost;
+
+        cost_of (plan, base, (qe_cache_mode)mode, contexts[i], &cost);
+        g_string_append_printf (
+            json,
+            "%s{\"tokens\": %u, \"mode\": \"%s\", \"fits\": %s, \"bytes\": %" G_GUINT64_FORMAT
+            ", \"device_bytes\": %" G_GUINT64_FORMAT ", \"host_bytes\": %" G_GUINT64_FORMAT
+            ", \"device_tokens\": %" G_GUINT64_FORMAT ", \"host_tokens\": %" G_GUINT64_FORMAT "}",
+            first ? "" : ", ", contexts[i], qe_cache_mode_name ((qe_cache_mode)mode),
+            cost.fits ? "true" : "false", cost.bytes, cost.device_bytes, cost.host_bytes,
+            cost.device_tokens, cost.host_tokens);
+        first = FALSE;
+      }
+  g_string_append_c (json, ']');
+}
+
+static void
+print_costs (const qe_memory_plan *plan, const qe_cache_config *base, const qe_model_info *model)
+{
+  uint32_t contexts[COSTS_MAX];
+  guint n = cost_contexts (model, contexts);
+
+  printf ("\nKV cache of one conversation alone, MiB by mode (a+b: a on the device, b in host "
+          "memory)\n%8s",
+          "tokens");
+  for (int mode = QE_CACHE_REBUILD; mode < QE_N_CACHE_MODES; mode++)
+    printf ("  %14s", qe_cache_mode_name ((qe_cache_mode)mode));
+  for (guint i = 0; i < n; i++)
+    {
+      printf ("\n%8u", contexts[i]);
+      for (int mode = QE_CACHE_REBUILD; mode < QE_N_CACHE_MODES; mode++)
+        {
+          qe_cache_cost cost;
+          char cell[64];
+
+          cost_of (plan, base, (qe_cache_mode)mode, contexts[i], &cost);
+          if (!cost.fits)
+            g_strlcpy (cell, "does not fit", sizeof cell);
+          else if (cost.host_bytes > 0)
+            g_snprintf (cell, sizeof cell, "%.1f+%.1f", (double)cost.device_bytes / (1 << 20),
+                        (double)cost.host_bytes / (1 << 20));
+          else
+            g_snprintf (cell, sizeof cell, "%.1f", (double)cost.bytes / (1 << 20));
+          printf ("  %14s", cell);
+        }
+    }
+  putchar ('\n');
+}
+
 static void
 append_plan (GString *json, const qe_memory_plan *plan)
 {
@@ -42,14 +135,17 @@ append_plan (GString *json, const qe_memory_plan *plan)
   cli_json_append_string (json, plan->backend, -1);
   g_string_append (json, ", \"device\": ");
   cli_json_append_string (json, plan->device, -1);
-  g_string_append_printf (json,
-                          ", \"memory_total\": %" G_GUINT64_FORMAT
-                          ", \"memory_free\": %" G_GUINT64_FORMAT
-                          ", \"reserve\": %" G_GUINT64_FORMAT ", \"weights\": %" G_GUINT64_FORMAT
-                          ", \"workspace\": %" G_GUINT64_FORMAT ", \"kv\": %" G_GUINT64_FORMAT
-                          ", \"kv_tokens\": %" G_GUINT64_FORMAT,
-                          plan->memory_total, plan->memory_free, plan->reserve, plan->weights,
-                          plan->workspace, plan->kv, plan->kv_tokens);
+  g_string_append_printf (
+      json,
+      ", \"memory_total\": %" G_GUINT64_FORMAT ", \"memory_free\": %" G_GUINT64_FORMAT
+      ", \"reserve\": %" G_GUINT64_FORMAT ", \"weights\": %" G_GUINT64_FORMAT
+      ", \"workspace\": %" G_GUINT64_FORMAT ", \"kv\": %" G_GUINT64_FORMAT
+      ", \"kv_tokens\": %" G_GUINT64_FORMAT ", \"host_kv\": %" G_GUINT64_FORMAT
+      ", \"host_kv_tokens\": %" G_GUINT64_FORMAT ", \"page_bytes\": %" G_GUINT64_FORMAT
+      ", \"page_bytes_int8\": %" G_GUINT64_FORMAT,
+      plan->memory_total, plan->memory_free, plan->reserve, plan->weights, plan->workspace,
+      plan->kv, plan->kv_tokens, plan->host_kv, plan->host_kv_tokens, plan->page_bytes,
+      plan->page_bytes_int8);
   if (plan->problem != NULL)
     {
       g_string_append (json, ", \"problem\": ");
@@ -71,6 +167,8 @@ static void
 print_plan (const qe_memory_plan *plan)
 {
   g_autofree char *tokens = g_strdup_printf ("  %" G_GUINT64_FORMAT " tokens", plan->kv_tokens);
+  g_autofree char *host_tokens
+      = g_strdup_printf ("  %" G_GUINT64_FORMAT " tokens", plan->host_kv_tokens);
 
   printf ("\nMemory on %s\n", plan->device);
   if (plan->on_device)
@@ -86,6 +184,10 @@ print_plan (const qe_memory_plan *plan)
     printf ("  %s\n", plan->problem);
   else
     print_bytes ("cache", plan->kv, tokens);
+  if (plan->host_kv > 0)
+    print_bytes ("host cache", plan->host_kv, host_tokens);
+  else
+    printf ("  %-10s %10s  no host memory for pages beside it\n", "host cache", "none");
 }
 
 static void
@@ -131,7 +233,7 @@ append_model (GString *json, const qe_model_info *m)
 
 static void
 print_text (const GPtrArray *backends, const GPtrArray *devices, const qe_model_info *m,
-            const qe_memory_plan *plan)
+            const qe_memory_plan *plan, const qe_cache_config *cache)
 {
   printf ("Quire %s\n\nBackends\n", qe_version ());
   for (guint i = 0; i < backends->len; i++)
@@ -163,8 +265,10 @@ print_text (const GPtrArray *backends, const GPtrArray *devices, const qe_model_
       "  %u layers, %u query and %u KV heads of %u, hidden %u, feed-forward %u, vocabulary %u\n",
       m->n_layers, m->n_heads, m->n_kv_heads, m->head_dim, m->hidden, m->ffn, m->vocab);
   printf ("  context %u tokens, KV cache %s a token\n", m->context_max, kv);
-  if (plan != NULL)
-    print_plan (plan);
+  if (plan == NULL)
+    return;
+  print_plan (plan);
+  print_costs (plan, cache, m);
 }
 
 static int
@@ -178,8 +282,11 @@ run (const Options *o)
   g_autoptr (qe_model_info) model = NULL;
   g_autoptr (qe_memory_plan) plan = NULL;
   qe_engine_options options;
+  qe_cache_config cache;
   int status = CLI_OK;
 
+  if (!cli_cache_options_apply (&o->cache, &cache, &error))
+    return cli_fail (CLI_USAGE, "%s", error->message);
   if (!cli_engine_options_apply (&o->engine, &options, &status))
     return status;
   model = qe_model_info_new (dir, &error);
@@ -198,6 +305,11 @@ run (const Options *o)
         {
           g_string_append (json, ", \"memory\": ");
           append_plan (json, plan);
+          if (model != NULL)
+            {
+              g_string_append (json, ", ");
+              append_costs (json, plan, &cache, model);
+            }
         }
       g_string_append (json, ", \"model\": ");
       if (model != NULL)
@@ -211,7 +323,7 @@ run (const Options *o)
       puts (json->str);
     }
   else
-    print_text (backends, devices, model, plan);
+    print_text (backends, devices, model, plan, &cache);
   return error == NULL ? CLI_OK : cli_fail (CLI_FAILED, "%s", error->message);
 }
 
@@ -227,9 +339,11 @@ cli_info (int argc, char **argv)
   int status;
 
   g_option_context_add_main_entries (context, entries, NULL);
+  g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
   if (cli_parse (context, &argc, &argv, &status))
     status = argc > 1 ? cli_fail (CLI_USAGE, "info takes no arguments besides options") : run (&o);
+  cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);
   return status;
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """quire-cli as a Unix user meets it: results, errors, exit statuses. TAP. Usage: test-cli.py QUIRE_CLI MODEL_DIR"""
+import csv
 import json
 import os
 import re
@@ -275,6 +276,163 @@ def bench_of_more_than_depths():
     assert d["load"]["again_s"] > 0 and d["kv_bytes_reserved"] > 0 and d["weight_bytes"] == REPORT["bytes"]
     for bad in (("--batch", "0"), ("--batch", "2,x"), ("--cold", "999999"), ("--batch", "257")):
         fails(1, "bench", "--prompt", "8", "--gen", "2", "--repeats", "1", *bad, says=(bad[0],))
+
+
+MODES = ("rebuild", "paged", "session", "tiered", "article", "tiered-int8")
+KEEPING = MODES[2:]
+SMALL = ("bench", "modes", "--lengths", "64,256", "--turns", "3", "--tokens", "8", "--new", "5", "--host-memory", "64M")
+
+
+@test
+def cache_options_name_what_is_wrong():
+    commands = (("generate", "--prompt", "Hi"), ("chat",), ("bench",), ("info",))
+    for command in commands:
+        fails(2, *command, "--cache-mode", "fast", says=["--cache-mode", "fast", "tiered-int8"])
+    for i, (option, value) in enumerate((
+            ("--block-size", "32"), ("--max-cache-size", "-1"),
+            ("--gpu-max-length", "-2"), ("--hot-cache-length", "99999999"), ("--host-memory", "much"),
+            ("--host-memory", "0"), ("--host-path", "bus"), ("--ring", "-4M"), ("--ring", "4Q"),
+            ("--cache-quota", "1G"), ("--gpu-max-length", "many"))):
+        fails(2, *commands[i % 4], option, value, says=[option, value])
+    for args, word in ((("--gpu-max-length", "128"), "tiered"), (("--article", "--cache-mode", "paged"), "--article"),
+                       (("--cache-mode", "tiered", "--gpu-max-length", "16"), "64"),
+                       (("--cache-dir", ""), "--cache-dir"), (("--cache-key", "a"), "--cache-dir")):
+        fails(2, "generate", "--prompt", "Hi", *args, says=[word])
+    assert "--cache-mode" in ok("generate", "--help-all") and "--ring" in ok("bench", "--help-all")
+
+
+@test
+def cache_modes_give_the_same_reply():
+    ask = ("generate", "--json", "--temperature", "0", "-n", "24", "--prompt", "Tell me a short story about a fox.")
+    replies = {}
+    for mode in ("rebuild", "paged", "session"):
+        d = json.loads(ok(*ask, "--cache-mode", mode))
+        assert d["cache"]["mode"] == mode and d["cache"]["new"] == d["usage"]["prompt_tokens"], d["cache"]
+        replies[mode] = d["ids"]
+    replies["tiered"] = json.loads(ok(*ask, "--cache-mode", "tiered", "--host-memory", "16M"))["ids"]
+    replies["article"] = json.loads(ok(*ask, "--article", "--host-memory", "16M", "--no-use-cache"))["ids"]
+    replies["no-offload"] = json.loads(ok(*ask, "--cache-mode", "tiered", "--no-offload"))["ids"]
+    assert all(ids == replies["rebuild"] for ids in replies.values()), replies
+    fails(1, *ask, "--max-cache-size", "1")
+
+
+@test
+def info_prices_contexts():
+    d = json.loads(ok("info", "--json", "--host-memory", "64M"))
+    costs = {(c["tokens"], c["mode"]): c for c in d["costs"]}
+    assert sorted({t for t, _ in costs}) == [2048, 4096, 8192]
+    assert {m for _, m in costs} == set(MODES) - {"article"}
+    per_token = d["model"]["kv_bytes_per_token"]
+    for (tokens, mode), c in costs.items():
+        assert c["device_bytes"] + c["host_bytes"] == c["bytes"] > 0
+        assert c["device_tokens"] + c["host_tokens"] == tokens
+        assert c["bytes"] == tokens * per_token or mode == "tiered-int8" and c["bytes"] < 0.6 * tokens * per_token
+        assert not c["fits"] or mode.startswith("tiered") or c["host_bytes"] == 0
+    assert d["memory"]["host_kv"] <= 64 << 20 and d["memory"]["host_kv_tokens"] > 8192
+    capped = json.loads(ok("info", "--json", "--host-memory", "64M", "--article"))["costs"]
+    assert all(c["device_tokens"] <= 2080 for c in capped if c["mode"].startswith("tiered")), capped
+    text = ok("info", "--host-memory", "64M")
+    assert "host cache" in text and "tiered-int8" in text
+    assert "none" in ok("info", "--host-memory", "none")
+    small = ok("info", "--kv-memory", "4", "--host-memory", "none")
+    assert "does not fit" in small, small
+
+
+@test
+def bench_modes_measures_all_modes():
+    d = json.loads(ok(*SMALL, "--gpu-max-length", "64", "--json"))
+    cells = {(c["tokens"], c["mode"]): c for c in d["cells"]}
+    assert list(cells) == [(n, m) for n in (64, 256) for m in MODES]
+    assert d["complete"] and d["breakdown"] is None and "not measured" in d["breakdown_note"]
+    for (n, mode), c in cells.items():
+        assert c["state"] == "done", c
+        prompts = [n, n + 13, n + 26]
+        assert [t["prompt"] for t in c["turns"]] == prompts
+        # A turn computes its 5 new tokens and the last of the reply before, which has not been through the model.
+        assert [t["new"] for t in c["turns"]] == ([n, 6, 6] if mode in KEEPING else prompts), c
+        assert all(t["new"] + t["reused"] == t["prompt"] for t in c["turns"])
+        assert all(0 < t["first_token_ms"] <= t["e2e_ms"] and t["ms_per_token"] > 0 for t in c["turns"])
+        assert c["peak_process_bytes"] == 0 or d["peak_memory"] == "process"
+    for mode in KEEPING:
+        assert cells[256, mode]["peak_kv_bytes"] > 0
+    assert cells[256, "tiered"]["peak_used_bytes"]["host"] > 0
+    for c in d["comparisons"]:
+        if c["exact"] and c["mode"] != "rebuild" and d["peak_memory"] == "kv":
+            assert c["agreement"] == {"with": "rebuild", "turns": 3, "same": True, "turn": -1, "token": -1}, c
+        if c["mode"] == "rebuild":
+            assert c["agreement"] is None and all(t["first_token_percent"] == 0 for t in c["turns"])
+
+
+@test
+def bench_modes_resumes():
+    with tempfile.TemporaryDirectory() as d:
+        kept, against = os.path.join(d, "kept.json"), os.path.join(d, "against.json")
+        with open(against, "w") as f:
+            json.dump({"name": "another", "rows": [{"tokens": 64, "first_token_ms": 1e6, "e2e_ms": 2e6,
+                                                    "peak_bytes": None}]}, f)
+        few = (*SMALL, "--modes", "rebuild,session", "--resume", kept)
+        first = json.loads(ok(*few, "--time-limit", "0.001", "--json"))
+        assert not first["complete"] and len(first["cells"]) == 1, first
+        begun = json.load(open(kept))["cells"]
+        assert [c["mode"] for c in begun] == [c["mode"] for c in first["cells"]]
+        rows = list(csv.DictReader(ok(*few, "--csv", "--against", against).splitlines()))
+        assert len(rows) == 2 * 2 * 3 and {r["state"] for r in rows} == {"done"}
+        assert float(rows[0]["first_token_less_than_against_percent"]) > 90
+        assert rows[-1]["first_token_less_than_against_percent"] == ""
+        # What was kept is not measured again.
+        assert json.load(open(kept))["cells"][:len(begun)] == begun
+        again = json.loads(ok(*few, "--json"))
+        assert again["complete"] and [float(r["e2e_ms"]) for r in rows] == [
+            t["e2e_ms"] for c in again["cells"] for t in c["turns"]]
+        text = ok(*few, "--against", against)
+        assert "another" in text and "not measured" in text and "as rebuild in 3 turns" in text
+        # "9000" is past the shipped model's context.
+        out = ok(*few, "--lengths", "64,9000")
+        assert out.count("does not fit: the context is 8192 tokens") == 2, out
+        fails(2, *few, "--new", "6", says=["--resume", kept, "5 new", "6 new"])
+        for text, word in (("{", "kept.json"), ("[]", "object"), ("{}", "version"), ("[" * 1000, "deep"),
+                           ('{"version": 1, "setup": 3}', "expected")):
+            with open(kept, "w") as f:
+                f.write(text)
+            rc, _, err = run(*few)
+            assert rc in (1, 2) and word in err, (text, err)
+        for text, word in (('{"name": "x"}', "rows"), ('{"rows": []}', "name"),
+                           ('{"name": "x", "rows": [{"tokens": 64, "e2e_ms": -1}]}', "e2e_ms")):
+            with open(against, "w") as f:
+                f.write(text)
+            fails(1, *SMALL, "--against", against, says=[against, word])
+
+
+@test
+def bench_modes_refuses():
+    for option, value in (("--turns", "0"), ("--tokens", "1"), ("--new", "0"), ("--lengths", "64,x"), ("--lengths", ""),
+                          ("--lengths", "0"), ("--modes", "session,fast"), ("--modes", "paged,paged"),
+                          ("--time-limit", "-1"), ("--cache-mode", "paged"), ("--block-size", "8")):
+        fails(2, *SMALL, option, value, says=[option, value.split(",")[-1]])
+    fails(2, *SMALL, "--article", says=["--article", "--modes"])
+    fails(2, *SMALL, "--json", "--csv", says=["--json", "--csv"])
+    fails(2, "bench", "mode", says=["mode"])
+
+
+@test
+def bench_arrivals_counts_all():
+    args = ("bench", "arrivals", "--n", "20", "--prompt", "16", "--tokens", "4", "--rate", "40")
+    d = json.loads(ok(*args, "--json"))
+    assert d["n"] == 20 and len(d["trials"]) == 1 and d["first_failure"] is None
+    t = d["trials"][0]
+    assert t["done"] == 20 and t["failed"] == 0 and t["achieved_per_s"] > 0 and not t["ended_early"]
+    assert 0 < t["first_token_p50_ms"] <= t["first_token_p95_ms"] <= t["first_token_p99_ms"] <= t["first_token_max_ms"]
+    assert t["total_p99_ms"] >= t["first_token_p99_ms"]
+    text = ok(*args)
+    assert "first p99" in text
+    # A bound that every machine holds at the first rates, and one that none does.
+    found = json.loads(ok(*args, "--find-rate", "--p99", "100000", "--time-limit", "3", "--json"))
+    assert found["rate_held"] >= 40 and found["trials"][0]["rate"] == 40, found
+    none = json.loads(ok(*args, "--find-rate", "--p99", "0.0001", "--time-limit", "0.2", "--json"))
+    assert none["rate_held"] is None and none["rate_not_held"] <= 40, none
+    for option, value in (("--n", "0"), ("--rate", "0"), ("--prompt", "0"), ("--tokens", "0"), ("--p99", "-3"),
+                          ("--time-limit", "5"), ("--seed", "-1"), ("--cache-mode", "x")):
+        fails(2, "bench", "arrivals", option, value, says=[option, value])
 
 
 print(f"1..{len(tests)}")

@@ -1,0 +1,38 @@
+/* cli-bench.h: what the benchmarks share: pseudo-random prompts, lists, percentiles, news of requests. */
+#pragma once
+#include "app/cli/cli.h"
+
+G_BEGIN_DECLS
+
+int cli_bench_modes (int argc, char **argv);
+int cli_bench_arrivals (int argc, char **argv);
+
+/* The generator behind all prompts: the same @state gives the same numbers everywhere. */
+guint64 cli_bench_random (guint64 *state);
+double cli_bench_uniform (guint64 *state); /* in (0, 1] */
+void cli_bench_fill_ids (guint64 *state, uint32_t vocab, GArray *ids, guint n);
+/* Greedy, end tokens ignored. @ids: borrowed; the prompt as a whole. */
+void cli_bench_params (const qe_model_info *info, qe_session_id session, const GArray *ids,
+                       uint32_t n_gen, qe_generate_params *params);
+
+/* "16,64" appended to @out, uint32_t. */
+gboolean cli_bench_parse_list (const char *option, const char *text, guint64 min, guint64 max,
+                               GArray *out, GError **error);
+double cli_bench_median (double *values, int n);                          /* sorts */
+double cli_bench_percentile (double *values, guint n, double percentile); /* sorts; nearest rank */
+
+/* A flag with a lock, for wakeups. */
+typedef struct
+{
+  GMutex mutex;
+  GCond cond;
+  gboolean news;
+} CliNews;
+
+void cli_news_init (CliNews *news);
+void cli_news_clear (CliNews *news);
+void cli_news_ring (void *news); /* a qe_wakeup_fn */
+/* Until the next ring since the last call, at most until @deadline (monotonic microseconds). */
+void cli_news_wait (CliNews *news, gint64 deadline);
+
+G_END_DECLS

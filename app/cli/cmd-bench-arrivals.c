@@ -1,0 +1,588 @@
+/* cmd-bench-arrivals.c: `quire-cli bench arrivals`: requests that arrive at random, as from many people.
+ *
+ * Open loop: N requests arrive at times that are drawn before (Poisson: exponential gaps), whether the engine keeps up
+ * or not. Each has a prompt of its own, of P pseudo-random ids, decodes T tokens greedily, and a session of its own that
+ * is closed at its end. One thread submits on schedule and collects on wakeups.
+ *
+ *  1. Times are the client's, from the scheduled arrival, so that a client or engine that lags counts against itself:
+ *     to the moment the first token, and the last, was in the client's hands.
+ *  2. A request that the engine is too busy to take (its sessions are bounded) waits here, in order, and its time runs.
+ *  3. The same seed gives the same arrivals and prompts.
+ *
+ * The highest rate: doubled from --rate until the p99 of the first token passes the bound, then bisected. A run that has
+ * passed it for certain (more than 1% of N are late already) is ended at once; one without a failure or late request
+ * runs whole. */
+#include "app/cli/cli-bench.h"
+
+#include <math.h>
+
+#include "app/cli/cli-json.h"
+
+#define REQUESTS_MAX 1000000
+#define TOKENS_MAX 65536
+#define RATE_MAX 1e5
+#define IDLE_WAIT_US 50000
+#define WARM_UP 4
+#define RATE_SPREAD 1.03 /* the bisection ends with bounds this near */
+#define TRIALS_MAX 24
+#define SEED 20250703u
+
+typedef struct
+{
+  CliEngineOptions engine;
+  CliCacheOptions cache;
+  int n, prompt, tokens;
+  double rate, p99_ms, time_limit;
+  gint64 seed;
+  gboolean find_rate, json;
+} Options;
+
+typedef enum
+{
+  WAITING, /* not arrived, or the engine was too busy */
+  RUNNING,
+  FINISHED,
+  BROKEN,    /* refused, or ended other than by its length */
+  ABANDONED, /* the run was ended before it */
+} State;
+
+typedef struct
+{
+  CliNews *news;
+  gint rang; /* atomic: the engine has news of it */
+  State state;
+  gint64 due;         /* monotonic microseconds */
+  gint64 first, last; /* 0: not yet */
+  qe_session_id session;
+  qe_request *request;
+} Call;
+
+typedef struct
+{
+  double rate;
+  double achieved; /* requests a second, from the first arrival to the last end */
+  double first_p50, first_p95, first_p99, first_max, total_p50, total_p99, lag_max; /* ms */
+  guint n_done, n_failed, n_late, in_flight_max;
+  gboolean cut; /* ended early: the bound was passed for certain */
+  double seconds;
+} Trial;
+
+typedef struct
+{
+  const Options *options;
+  qe_cache_config cache;
+  qe_engine *engine;
+  qe_model_info *info;
+  CliNews news;
+  Call *calls; /* [n] */
+  GArray *trials;
+  char *first_failure; /* owned */
+} Arrivals;
+
+static void
+on_call_news (void *user)
+{
+  Call *call = user;
+
+  g_atomic_int_set (&call->rang, 1);
+  cli_news_ring (call->news);
+}
+
+/* The prompt of call @i: drawn anew each time it is needed, the same each time. */
+static void
+fill_prompt (const Arrivals *a, guint i, GArray *ids)
+{
+  guint64 random = (guint64)a->options->seed * 1000003u + i;
+
+  for (int k = 0; k < 4; k++) /* neighbours begin alike */
+    cli_bench_random (&random);
+  cli_bench_fill_ids (&random, a->info->vocab, ids, (guint)a->options->prompt);
+}
+
+static void
+fail_call (Arrivals *a, Call *call, const char *why)
+{
+  call->state = BROKEN;
+  if (a->first_failure == NULL)
+    a->first_failure = g_strdup (why);
+}
+
+static void
+drop_call (Arrivals *a, Call *call)
+{
+  g_clear_pointer (&call->request, qe_request_unref);
+  if (call->session != 0)
+    qe_engine_close_session (a->engine, call->session);
+  call->session = 0;
+}
+
+/* FALSE: the engine takes no more now; the call stays WAITING. */
+static gboolean
+submit (Arrivals *a, guint i)
+{
+  g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+  g_autoptr (GError) error = NULL;
+  Call *call = &a->calls[i];
+  qe_generate_params params;
+
+  call->session = cli_open_session (a->engine, &a->cache, NULL, &error);
+  if (call->session != 0)
+    {
+      fill_prompt (a, i, ids);
+      cli_bench_params (a->info, call->session, ids, (uint32_t)a->options->tokens, &params);
+      params.wakeup = on_call_news;
+      params.wakeup_user = call;
+      call->request = qe_engine_generate (a->engine, &params, &error);
+    }
+  if (call->request != NULL)
+    {
+      call->state = RUNNING;
+      return TRUE;
+    }
+  drop_call (a, call);
+  if (g_error_matches (error, QE_ERROR, QE_ERROR_BUSY))
+    return FALSE;
+  fail_call (a, call, error->message);
+  return TRUE;
+}
+
+/* Takes what is new of @call. TRUE: it has ended. */
+static gboolean
+collect (Arrivals *a, Call *call)
+{
+  qe_update update = { 0 };
+  gboolean ended = FALSE;
+
+  g_atomic_int_set (&call->rang, 0);
+  if (qe_request_take (call->request, &update))
+    {
+      gint64 now = g_get_monotonic_time ();
+
+      if (update.n_ids > 0 && call->first == 0)
+        call->first = now;
+      if (update.n_ids > 0)
+        call->last = now;
+      ended = update.state == QE_REQUEST_DONE;
+      if (ended && call->state == RUNNING && update.finish == QE_FINISH_LENGTH)
+        call->state = FINISHED;
+      else if (ended && call->state == RUNNING)
+        fail_call (a, call,
+                   update.error != NULL ? update.error->message : qe_finish_name (update.finish));
+    }
+  qe_update_clear (&update);
+  if (ended)
+    drop_call (a, call);
+  return ended;
+}
+
+/* Ends all that still runs, so that no wakeup comes after the calls are gone. */
+static void
+abandon (Arrivals *a, const GArray *running)
+{
+  for (guint i = 0; i < running->len; i++)
+    qe_request_cancel (a->calls[g_array_index (running, guint, i)].request);
+  for (guint i = 0; i < running->len; i++)
+    {
+      Call *call = &a->calls[g_array_index (running, guint, i)];
+
+      call->state = ABANDONED;
+      while (!collect (a, call))
+        qe_request_wait (call->request, IDLE_WAIT_US / 1000);
+    }
+}
+
+static double
+ms_since (gint64 from, gint64 to)
+{
+  return (double)(to - from) / 1000;
+}
+
+/* Late for certain: a first token that came late, or has not come and is late already. */
+static guint
+count_late (const Arrivals *a, guint n_arrived, gint64 now)
+{
+  guint n = 0;
+
+  for (guint i = 0; i < n_arrived; i++)
+    {
+      const Call *c = &a->calls[i];
+
+      n += c->state == BROKEN
+           || ms_since (c->due, c->first > 0 ? c->first : now) > a->options->p99_ms;
+    }
+  return n;
+}
+
+static void
+draw_arrivals (Arrivals *a, double rate, gint64 begin)
+{
+  guint64 random = (guint64)a->options->seed;
+  double at = 0;
+
+  for (int i = 0; i < a->options->n; i++)
+    {
+      Call *call = &a->calls[i];
+
+      at += -log (cli_bench_uniform (&random)) / rate;
+      call->state = WAITING;
+      call->due = begin + (gint64)(at * G_USEC_PER_SEC);
+      call->first = call->last = 0;
+    }
+}
+
+/* From the first arrival until all have ended, or until the bound is passed and @may_cut. */
+static void
+serve (Arrivals *a, gboolean may_cut, Trial *t)
+{
+  g_autoptr (GArray) running = g_array_new (FALSE, FALSE, sizeof (guint));
+  guint n = (guint)a->options->n, next = 0;
+  gint64 next_count = 0;
+
+  while ((next < n || running->len > 0) && !t->cut)
+    {
+      gint64 now = g_get_monotonic_time (), deadline = now + IDLE_WAIT_US;
+
+      for (; next < n && a->calls[next].due <= now; next++)
+        {
+          if (!submit (a, next))
+            break;
+          t->lag_max = MAX (t->lag_max, ms_since (a->calls[next].due, g_get_monotonic_time ()));
+          if (a->calls[next].state == RUNNING)
+            g_array_append_val (running, next);
+        }
+      t->in_flight_max = MAX (t->in_flight_max, running->len);
+      if (next < n && a->calls[next].due > now)
+        deadline = MIN (deadline, a->calls[next].due);
+      cli_news_wait (&a->news, deadline);
+      for (guint i = 0; i < running->len;)
+        {
+          Call *call = &a->calls[g_array_index (running, guint, i)];
+
+          if (g_atomic_int_get (&call->rang) && collect (a, call))
+            g_array_remove_index_fast (running, i);
+          else
+            i++;
+        }
+      if (may_cut && now >= next_count)
+        {
+          t->cut = count_late (a, next, now) > n / 100;
+          next_count = now + G_USEC_PER_SEC / 4;
+        }
+    }
+  abandon (a, running);
+}
+
+static void
+summarise (const Arrivals *a, gint64 begin, Trial *t)
+{
+  guint n = (guint)a->options->n;
+  g_autofree double *first = g_new (double, n);
+  g_autofree double *total = g_new (double, n);
+  gint64 end = begin;
+
+  for (guint i = 0; i < n; i++)
+    {
+      const Call *c = &a->calls[i];
+
+      t->n_failed += c->state == BROKEN;
+      if (c->state != FINISHED)
+        continue;
+      first[t->n_done] = ms_since (c->due, c->first);
+      total[t->n_done] = ms_since (c->due, c->last);
+      t->n_late += first[t->n_done] > a->options->p99_ms;
+      t->n_done++;
+      end = MAX (end, c->last);
+    }
+  t->first_p50 = cli_bench_percentile (first, t->n_done, 50);
+  t->first_p95 = cli_bench_percentile (first, t->n_done, 95);
+  t->first_p99 = cli_bench_percentile (first, t->n_done, 99);
+  t->first_max = cli_bench_percentile (first, t->n_done, 100);
+  t->total_p50 = cli_bench_percentile (total, t->n_done, 50);
+  t->total_p99 = cli_bench_percentile (total, t->n_done, 99);
+  t->achieved = end > a->calls[0].due ? t->n_done * 1000 / ms_since (a->calls[0].due, end) : 0;
+}
+
+static void
+print_trial (const Trial *t)
+{
+  printf ("%9.2f %9.2f %10.2f %10.2f %10.2f %10.2f %10.2f %7u %7u%s\n", t->rate, t->achieved,
+          t->first_p50, t->first_p95, t->first_p99, t->first_max, t->total_p99, t->in_flight_max,
+          t->n_failed, t->cut ? "  ended early: the bound was passed" : "");
+  fflush (stdout);
+}
+
+static const Trial *
+run_trial (Arrivals *a, double rate, gboolean may_cut)
+{
+  Trial t = { .rate = rate };
+  gint64 begin = g_get_monotonic_time ();
+
+  draw_arrivals (a, rate, begin);
+  serve (a, may_cut, &t);
+  summarise (a, begin, &t);
+  t.seconds = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
+  g_array_append_val (a->trials, t);
+  if (!a->options->json)
+    print_trial (&t);
+  return &g_array_index (a->trials, Trial, a->trials->len - 1);
+}
+
+/* Requests one after the other, so that no figure holds what is done once: graphs, the first pages of the pool. */
+static gboolean
+warm_up (Arrivals *a, GError **error)
+{
+  for (guint i = 0; i < WARM_UP; i++)
+    {
+      g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+      g_autoptr (qe_request) request = NULL;
+      qe_session_id session = cli_open_session (a->engine, &a->cache, NULL, error);
+      qe_generate_params params;
+      CliReply reply = { 0 };
+
+      if (session == 0)
+        return FALSE;
+      fill_prompt (a, REQUESTS_MAX + i, ids);
+      cli_bench_params (a->info, session, ids, (uint32_t)a->options->tokens, &params);
+      request = qe_engine_generate (a->engine, &params, error);
+      if (request != NULL)
+        cli_reply_run (&reply, request, NULL);
+      qe_engine_close_session (a->engine, session);
+      if (request != NULL && reply.finish == QE_FINISH_ERROR)
+        g_propagate_error (error, g_steal_pointer (&reply.error));
+      if (request == NULL || reply.finish != QE_FINISH_LENGTH)
+        {
+          if (error != NULL && *error == NULL)
+            g_set_error (error, QE_ERROR, QE_ERROR_FAILED, "the warm-up ended early (%s)",
+                         qe_finish_name (reply.finish));
+          cli_reply_clear (&reply);
+          return FALSE;
+        }
+      cli_reply_clear (&reply);
+    }
+  return TRUE;
+}
+
+static gboolean
+is_good (const Arrivals *a, const Trial *t)
+{
+  return !t->cut && t->n_failed == 0 && t->first_p99 <= a->options->p99_ms;
+}
+
+/* @low: the highest rate that held; 0: none did. @high: the lowest that did not; 0: all held. */
+static void
+find_rate (Arrivals *a, double *low, double *high)
+{
+  const Options *o = a->options;
+  gint64 begin = g_get_monotonic_time ();
+  double rate = o->rate, longest = 0;
+
+  *low = *high = 0;
+  for (int i = 0; i < TRIALS_MAX && (*low == 0 || *high == 0 || *high / *low > RATE_SPREAD); i++)
+    {
+      double elapsed = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
+      const Trial *t;
+
+      if (rate > RATE_MAX || rate < 1.0 / RATE_MAX
+          || (o->time_limit > 0 && elapsed + longest > o->time_limit))
+        return;
+      t = run_trial (a, rate, TRUE);
+      longest = MAX (longest, t->seconds);
+      if (is_good (a, t))
+        *low = rate;
+      else
+        *high = rate;
+      rate = *high == 0 ? 2 * *low : *low == 0 ? *high / 2 : sqrt (*low * *high);
+    }
+}
+
+static void
+append_trial (GString *json, const Trial *t)
+{
+  const struct
+  {
+    const char *name;
+    double value;
+  } figures[] = { { "rate", t->rate },
+                  { "achieved_per_s", t->achieved },
+                  { "first_token_p50_ms", t->first_p50 },
+                  { "first_token_p95_ms", t->first_p95 },
+                  { "first_token_p99_ms", t->first_p99 },
+                  { "first_token_max_ms", t->first_max },
+                  { "total_p50_ms", t->total_p50 },
+                  { "total_p99_ms", t->total_p99 },
+                  { "submit_lag_max_ms", t->lag_max },
+                  { "seconds", t->seconds } };
+
+  for (gsize i = 0; i < G_N_ELEMENTS (figures); i++)
+    {
+      g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "{", figures[i].name);
+      cli_json_append_number (json, figures[i].value, 3);
+    }
+  g_string_append_printf (json,
+                          ", \"done\": %u, \"failed\": %u, \"late\": %u, \"in_flight_max\": %u, "
+                          "\"ended_early\": %s}",
+                          t->n_done, t->n_failed, t->n_late, t->in_flight_max,
+                          t->cut ? "true" : "false");
+}
+
+static void
+print_json (const Arrivals *a, double low, double high)
+{
+  const Options *o = a->options;
+  g_autoptr (GString) json = g_string_new ("{\"model\": ");
+
+  cli_json_append_string (json, a->info->name, -1);
+  g_string_append_printf (json,
+                          ", \"mode\": \"%s\", \"n\": %d, \"prompt\": %d, \"gen\": %d, \"seed\": "
+                          "%" G_GINT64_FORMAT ", \"trials\": [",
+                          qe_cache_mode_name (a->cache.mode), o->n, o->prompt, o->tokens, o->seed);
+  for (guint i = 0; i < a->trials->len; i++)
+    {
+      g_string_append (json, i > 0 ? ",\n " : "\n ");
+      append_trial (json, &g_array_index (a->trials, Trial, i));
+    }
+  g_string_append_c (json, ']');
+  if (o->find_rate)
+    {
+      g_string_append (json, ", \"bound_p99_ms\": ");
+      cli_json_append_number (json, o->p99_ms, 3);
+      g_string_append (json, ", \"rate_held\": ");
+      cli_json_append_number (json, low > 0 ? low : NAN, 3);
+      g_string_append (json, ", \"rate_not_held\": ");
+      cli_json_append_number (json, high > 0 ? high : NAN, 3);
+    }
+  g_string_append (json, ", \"first_failure\": ");
+  if (a->first_failure != NULL)
+    cli_json_append_string (json, a->first_failure, -1);
+  else
+    g_string_append (json, "null");
+  g_string_append_c (json, '}');
+  puts (json->str);
+}
+
+static void
+print_found (const Arrivals *a, double low, double high)
+{
+  printf ("p99 of the first token within %g ms: ", a->options->p99_ms);
+  if (low > 0)
+    printf ("up to %.2f a second", low);
+  else
+    printf ("at no rate tried");
+  if (high > 0)
+    printf (", no more at %.2f", high);
+  putchar ('\n');
+}
+
+static gboolean
+check_numbers (const Options *o, int *status)
+{
+  if (o->n < 1 || o->n > REQUESTS_MAX)
+    *status = cli_fail (CLI_USAGE, "--n: expected 1 to %d, found “%d”", REQUESTS_MAX, o->n);
+  else if (o->prompt < 1 || o->prompt > TOKENS_MAX)
+    *status = cli_fail (CLI_USAGE, "--prompt: expected 1 to %d, found “%d”", TOKENS_MAX, o->prompt);
+  else if (o->tokens < 1 || o->tokens > TOKENS_MAX)
+    *status = cli_fail (CLI_USAGE, "--tokens: expected 1 to %d, found “%d”", TOKENS_MAX, o->tokens);
+  else if (!(o->rate > 0 && o->rate <= RATE_MAX))
+    *status = cli_fail (CLI_USAGE, "--rate: expected requests a second up to %g, found “%g”",
+                        RATE_MAX, o->rate);
+  else if (!(o->p99_ms > 0 && o->p99_ms <= 1e9))
+    *status = cli_fail (CLI_USAGE, "--p99: expected milliseconds above 0, found “%g”", o->p99_ms);
+  else if (!(o->time_limit >= 0 && o->time_limit <= 1e9))
+    *status = cli_fail (CLI_USAGE, "--time-limit: expected seconds from 0 (none), found “%g”",
+                        o->time_limit);
+  else if (o->time_limit > 0 && !o->find_rate)
+    *status = cli_fail (CLI_USAGE, "--time-limit: expected --find-rate with it, found “%g” alone",
+                        o->time_limit);
+  else if (o->seed < 0)
+    *status
+        = cli_fail (CLI_USAGE, "--seed: expected 0 or more, found “%" G_GINT64_FORMAT "”", o->seed);
+  else
+    return TRUE;
+  return FALSE;
+}
+
+static int
+run (const Options *o)
+{
+  g_autoptr (GError) error = NULL;
+  Arrivals a = { .options = o };
+  double low = 0, high = 0;
+  int status = CLI_OK;
+
+  if (!check_numbers (o, &status))
+    return status;
+  if (!cli_cache_options_apply (&o->cache, &a.cache, &error))
+    return cli_fail (CLI_USAGE, "%s", error->message);
+  a.engine = cli_engine_start (&o->engine, 0, &a.info, &status);
+  if (a.engine == NULL)
+    return status;
+  cli_news_init (&a.news);
+  a.calls = g_new0 (Call, (gsize)o->n);
+  for (int i = 0; i < o->n; i++)
+    a.calls[i].news = &a.news;
+  a.trials = g_array_new (FALSE, FALSE, sizeof (Trial));
+  if (!warm_up (&a, &error))
+    status = cli_fail (CLI_FAILED, "%s", error->message);
+  else
+    {
+      if (!o->json)
+        printf ("%s: %d requests of %d tokens in, %d out; milliseconds from the scheduled arrival\n"
+                "%9s %9s %10s %10s %10s %10s %10s %7s %7s\n",
+                a.info->name, o->n, o->prompt, o->tokens, "a second", "achieved", "first p50",
+                "first p95", "first p99", "first max", "total p99", "at once", "failed");
+      if (o->find_rate)
+        find_rate (&a, &low, &high);
+      else if (run_trial (&a, o->rate, FALSE)->n_failed > 0)
+        status = CLI_FAILED;
+      if (o->json)
+        print_json (&a, low, high);
+      else if (o->find_rate)
+        print_found (&a, low, high);
+      if (a.first_failure != NULL && !o->find_rate)
+        cli_fail (CLI_FAILED, "a request failed: %s", a.first_failure);
+    }
+  qe_engine_free (a.engine); /* before the calls: no wakeup comes after */
+  qe_model_info_free (a.info);
+  cli_news_clear (&a.news);
+  g_array_unref (a.trials);
+  g_free (a.calls);
+  g_free (a.first_failure);
+  return status;
+}
+
+int
+cli_bench_arrivals (int argc, char **argv)
+{
+  Options o = { .n = 2000, .prompt = 128, .tokens = 64, .rate = 22, .p99_ms = 300, .seed = SEED };
+  GOptionEntry entries[] = {
+    { "n", 0, 0, G_OPTION_ARG_INT, &o.n, "Requests (default: 2000)", "N" },
+    { "rate", 0, 0, G_OPTION_ARG_DOUBLE, &o.rate, "Arrivals a second (default: 22)", "R" },
+    { "prompt", 'p', 0, G_OPTION_ARG_INT, &o.prompt, "Tokens of a prompt (default: 128)", "N" },
+    { "tokens", 0, 0, G_OPTION_ARG_INT, &o.tokens, "Tokens decoded (default: 64)", "N" },
+    { "seed", 0, 0, G_OPTION_ARG_INT64, &o.seed, "Of arrivals and prompts (default: 20250703)",
+      "N" },
+    { "find-rate", 0, 0, G_OPTION_ARG_NONE, &o.find_rate,
+      "Search the highest rate within --p99, from --rate on", NULL },
+    { "p99", 0, 0, G_OPTION_ARG_DOUBLE, &o.p99_ms, "Bound of the first token's p99 (default: 300)",
+      "MS" },
+    { "time-limit", 0, 0, G_OPTION_ARG_DOUBLE, &o.time_limit,
+      "With --find-rate: begin no run that would end after so many seconds (default: no limit)",
+      "SECONDS" },
+    { "json", 0, 0, G_OPTION_ARG_NONE, &o.json, "Print one JSON object", NULL },
+    { NULL },
+  };
+  GOptionContext *context = g_option_context_new ("- requests that arrive at random");
+  int status;
+
+  g_option_context_add_main_entries (context, entries, NULL);
+  g_option_context_add_group (context, cli_cache_options_group (&o.cache));
+  g_option_context_add_group (context, cli_engine_options_group (&o.engine));
+  if (cli_parse (context, &argc, &argv, &status))
+    status = argc > 1 ? cli_fail (CLI_USAGE,
+                                  "bench arrivals takes no arguments besides options, found “%s”",
+                                  argv[1])
+                      : run (&o);
+  cli_cache_options_clear (&o.cache);
+  cli_engine_options_clear (&o.engine);
+  return status;
+}
