@@ -4,7 +4,6 @@
 
 #include <glib/gi18n.h>
 
-#include "app/quire-compare.h"
 #include "app/quire-format.h"
 #include "app/quire-markdown.h"
 #include "app/quire-settings.h"
@@ -412,6 +411,12 @@ quire_compare_window_class_init (QuireCompareWindowClass *klass)
 static void
 quire_compare_window_init (QuireCompareWindow *self)
 {
+}
+
+QuireCompare *
+quire_compare_window_get_compare (QuireCompareWindow *self)
+{
+  return self->compare;
 }
 
 GtkWindow *

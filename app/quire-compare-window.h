@@ -1,7 +1,7 @@
 /* quire-compare-window.h: the last prompt of a chat in two cache modes, figures and answers side by side. */
 #pragma once
 #include <adwaita.h>
-#include "app/quire-conversation.h"
+#include "app/quire-compare.h"
 
 G_BEGIN_DECLS
 
@@ -9,5 +9,7 @@ G_BEGIN_DECLS
 G_DECLARE_FINAL_TYPE (QuireCompareWindow, quire_compare_window, QUIRE, COMPARE_WINDOW, AdwWindow)
 
 GtkWindow *quire_compare_window_new (GtkWindow *parent, QuireConversation *conversation);
+/* What it shows. Borrowed. */
+QuireCompare *quire_compare_window_get_compare (QuireCompareWindow *self);
 
 G_END_DECLS

@@ -485,7 +485,7 @@ static GtkWidget *
 cache_button_new (QuireComposer *self)
 {
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
-  GtkWidget *label = gtk_label_new (NULL);
+  GtkWidget *label = gtk_label_new (NULL), *popover;
 
   self->cache_button = gtk_menu_button_new ();
   self->cache_label = GTK_LABEL (label);
@@ -498,8 +498,10 @@ cache_button_new (QuireComposer *self)
   gtk_menu_button_set_child (GTK_MENU_BUTTON (self->cache_button), box);
   gtk_widget_add_css_class (self->cache_button, "flat");
   gtk_menu_button_set_direction (GTK_MENU_BUTTON (self->cache_button), GTK_ARROW_UP);
-  gtk_menu_button_set_popover (GTK_MENU_BUTTON (self->cache_button),
-                               quire_cache_popover_new (self->conversation));
+  popover = quire_cache_popover_new (self->conversation);
+  /* What follows is the next message. */
+  g_signal_connect_swapped (popover, "closed", G_CALLBACK (quire_composer_grab_focus), self);
+  gtk_menu_button_set_popover (GTK_MENU_BUTTON (self->cache_button), popover);
   return self->cache_button;
 }
 
