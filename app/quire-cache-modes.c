@@ -155,8 +155,8 @@ format_place (const qe_memory_plan *plan, const qe_cache_cost *cost)
 }
 
 char *
-quire_cache_format_cost (const qe_memory_plan *plan, qe_cache_mode from, QuireCacheChoice to,
-                         guint n_tokens)
+quire_cache_format_cost (const qe_memory_plan *plan, qe_cache_mode from, QuireCacheChoice present,
+                         QuireCacheChoice to, guint n_tokens)
 {
   GString *text = g_string_new (NULL);
   qe_cache_mode mode = quire_cache_choice_resolve (to, plan);
@@ -164,7 +164,9 @@ quire_cache_format_cost (const qe_memory_plan *plan, qe_cache_mode from, QuireCa
   g_autofree char *again = quire_format_count (n_again);
   g_autofree char *n = quire_format_count (n_tokens);
 
-  if (n_tokens == 0)
+  if (to == present)
+    g_string_append (text, _ ("This mode is in use."));
+  else if (n_tokens == 0)
     g_string_append (text, _ ("The chat is empty: the change costs nothing."));
   else if (n_again == 0)
     g_string_append (text, _ ("The next turn computes nothing again."));

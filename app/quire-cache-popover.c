@@ -6,8 +6,8 @@
 
 #include <glib/gi18n.h>
 
-#define LIST_HEIGHT_MAX_PX 420
-#define TEXT_CHARS 36
+#define LIST_HEIGHT_MAX_PX 440
+#define TEXT_CHARS 40
 
 struct _QuireCachePopover
 {
@@ -47,10 +47,9 @@ update (QuireCachePopover *self)
   gboolean other = choice != present;
   g_autofree char *cost = NULL;
 
-  if (other)
-    cost = quire_cache_format_cost (quire_engine_client_get_plan (client),
-                                    quire_conversation_get_cache_mode (self->conversation), choice,
-                                    quire_conversation_get_n_tokens (self->conversation));
+  cost = quire_cache_format_cost (quire_engine_client_get_plan (client),
+                                  quire_conversation_get_cache_mode (self->conversation), present,
+                                  choice, quire_conversation_get_n_tokens (self->conversation));
   set_label (self->cost, cost);
   set_label (self->note, quire_cache_choice_get_error_note (choice));
   set_label (self->reason,
@@ -107,7 +106,7 @@ text_new (const char *text, const char *css_class)
 
   gtk_label_set_xalign (GTK_LABEL (label), 0);
   gtk_label_set_wrap (GTK_LABEL (label), TRUE);
-  gtk_label_set_width_chars (GTK_LABEL (label), 24);
+  gtk_label_set_width_chars (GTK_LABEL (label), TEXT_CHARS);
   gtk_label_set_max_width_chars (GTK_LABEL (label), TEXT_CHARS);
   gtk_widget_add_css_class (label, "caption");
   if (css_class != NULL)

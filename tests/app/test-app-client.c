@@ -235,21 +235,24 @@ static void test_cost(void)
         .kv = 63 * 64 * 1024,
         .host_kv = 252 * 64 * 1024};
 
-    assert_text(quire_cache_format_cost(&plan, QE_CACHE_SESSION, QUIRE_CACHE_TIERED, 160),
+    assert_text(quire_cache_format_cost(&plan, QE_CACHE_SESSION, QUIRE_CACHE_AUTO, QUIRE_CACHE_TIERED, 160),
         "The next turn computes nothing again.\n160 tokens: 640.0 KiB on the GPU");
-    assert_text(quire_cache_format_cost(&plan, QE_CACHE_SESSION, QUIRE_CACHE_TIERED, 1600),
+    assert_text(quire_cache_format_cost(&plan, QE_CACHE_SESSION, QUIRE_CACHE_AUTO, QUIRE_CACHE_TIERED, 1600),
         "The next turn computes nothing again.\n1600 tokens: 3.9 MiB on the GPU and 2.3 MiB in host memory");
-    assert_text(quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_REBUILD, 160),
+    assert_text(quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_REBUILD, 160),
         "The next turn, and every one after it, computes 160 tokens again.\n160 tokens: 640.0 KiB on the "
         "GPU");
-    assert_text(quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_TIERED_INT8, 160),
+    assert_text(
+        quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_TIERED_INT8, 160),
         "The next turn computes 160 tokens again, once.\n160 tokens: 360.0 KiB on the GPU");
-    assert_text(quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_SESSION, 1600),
+    assert_text(quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_SESSION, 1600),
         "The next turn computes nothing again.\nIts 1600 tokens need 6.2 MiB, more than this mode has: a "
         "turn "
         "will be refused.");
-    assert_text(quire_cache_format_cost(NULL, QE_CACHE_TIERED, QUIRE_CACHE_SESSION, 0),
+    assert_text(quire_cache_format_cost(NULL, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_SESSION, 0),
         "The chat is empty: the change costs nothing.");
+    assert_text(quire_cache_format_cost(NULL, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_AUTO, 10),
+        "This mode is in use.");
     g_assert_cmpint(quire_cache_choice_resolve(QUIRE_CACHE_AUTO, &plan), ==, QE_CACHE_TIERED);
     plan.host_kv = 0;
     g_assert_cmpint(quire_cache_choice_resolve(QUIRE_CACHE_AUTO, &plan), ==, QE_CACHE_SESSION);
