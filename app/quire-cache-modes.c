@@ -57,21 +57,21 @@ quire_cache_choice_get_description (QuireCacheChoice choice)
   switch (choice)
     {
     case QUIRE_CACHE_REBUILD:
-      return _ ("One contiguous cache; every turn reads the whole chat again");
+      return _ ("Contiguous; each turn reads the whole chat again");
     case QUIRE_CACHE_PAGED:
-      return _ ("Pages of 16 tokens; every turn reads the whole chat again");
+      return _ ("16-token pages; each turn reads the whole chat");
     case QUIRE_CACHE_SESSION:
       return _ ("Pages are kept; a turn reads only what is new");
     case QUIRE_CACHE_TIERED:
-      return _ ("As Session, and older pages may lie in host memory; exact");
+      return _ ("Session, with older pages in host memory; exact");
     case QUIRE_CACHE_ARTICLE:
-      return _ ("As Tiered, with 32 recent and 2,048 hot tokens on the GPU");
+      return _ ("Tiered, with 32 + 2,048 tokens on the GPU");
     case QUIRE_CACHE_TIERED_INT8:
-      return _ ("As Tiered, with keys and values in 8 bits: half the memory");
+      return _ ("Tiered, in 8 bits: about half the memory");
     case QUIRE_CACHE_AUTO:
     case QUIRE_N_CACHE_CHOICES:
     default:
-      return _ ("Tiered where host memory is set aside for pages, else Session");
+      return _ ("Tiered where there is host memory, else Session");
     }
 }
 

@@ -6,6 +6,7 @@
  * CSS: .quire-composer > textview, .hint, menubutton, levelbar.context, button.send. */
 #include "app/quire-composer.h"
 
+#include <adwaita.h>
 #include <glib/gi18n.h>
 
 #include "app/quire-cache-popover.h"
@@ -519,7 +520,7 @@ caption_new (GtkAccessibleRole role)
 static GtkWidget *
 meter_new (QuireComposer *self)
 {
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *squeezer;
   GtkLevelBar *bar;
 
   self->meter = gtk_level_bar_new ();
@@ -532,7 +533,12 @@ meter_new (QuireComposer *self)
   gtk_widget_set_visible (self->meter, FALSE);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->meter), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Context used"), -1);
-  gtk_box_append (GTK_BOX (box), self->meter);
+  /* Where there is no room for the bar, its figures stay. */
+  squeezer = adw_squeezer_new ();
+  adw_squeezer_set_homogeneous (ADW_SQUEEZER (squeezer), FALSE);
+  adw_squeezer_set_allow_none (ADW_SQUEEZER (squeezer), TRUE);
+  adw_squeezer_add (ADW_SQUEEZER (squeezer), self->meter);
+  gtk_box_append (GTK_BOX (box), squeezer);
 
   self->meter_label = caption_new (GTK_ACCESSIBLE_ROLE_LABEL);
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->meter_label));

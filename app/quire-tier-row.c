@@ -1,7 +1,7 @@
 /* quire-tier-row.c: see quire-tier-row.h.
  *
  * The bar tells tiers apart without colour: the GPU's is solid, the host's striped, the disk's an outline. What is
- * pinned is a line along the bar's foot. CSS: .tier > .tierbar, button. */
+ * pinned is a line below the bar. CSS: .tier > .tierbar, button. */
 #include "app/quire-tier-row.h"
 
 #include <glib/gi18n.h>
@@ -9,8 +9,9 @@
 #include "app/quire-format.h"
 
 #define BAR_HEIGHT_PX 8
+#define BAR_RADIUS_PX 4
 #define STRIPE_PX 6
-#define PINNED_PX 2
+#define PINNED_PX 2 /* the line, and the gap above it */
 #define HISTORY_HEIGHT_PX 36
 #define HISTORY_SECONDS 300
 
@@ -62,10 +63,11 @@ draw_fill (QuireTierRow *self, cairo_t *cr, double x, double filled, int height)
   cairo_rectangle (cr, x, 0, filled, height);
   if (self->tier == QE_TIER_DISK)
     {
+      cairo_save (cr);
       cairo_set_line_width (cr, 4);
       cairo_clip_preserve (cr);
       cairo_stroke (cr);
-      cairo_reset_clip (cr);
+      cairo_restore (cr);
       return;
     }
   cairo_fill (cr);
@@ -87,6 +89,19 @@ draw_fill (QuireTierRow *self, cairo_t *cr, double x, double filled, int height)
 }
 
 static void
+rounded (cairo_t *cr, double width, double height)
+{
+  const double r = MIN (BAR_RADIUS_PX, width / 2);
+
+  cairo_new_sub_path (cr);
+  cairo_arc (cr, width - r, r, r, -G_PI_2, 0);
+  cairo_arc (cr, width - r, height - r, r, 0, G_PI_2);
+  cairo_arc (cr, r, height - r, r, G_PI_2, G_PI);
+  cairo_arc (cr, r, r, r, G_PI, 1.5 * G_PI);
+  cairo_close_path (cr);
+}
+
+static void
 draw_bar (GtkDrawingArea *area, cairo_t *cr, int width, int height, gpointer user_data)
 {
   QuireTierRow *self = user_data;
@@ -94,13 +109,16 @@ draw_bar (GtkDrawingArea *area, cairo_t *cr, int width, int height, gpointer use
   double filled = self->share > 0 ? MAX (self->share * width, 2) : 0;
   double pinned = self->pinned * width;
 
+  cairo_save (cr);
+  rounded (cr, width, BAR_HEIGHT_PX);
+  cairo_clip (cr);
   style_color (self->bar, "quire_cell_free", cr);
-  cairo_rectangle (cr, 0, 0, width, height);
-  cairo_fill (cr);
-  draw_fill (self, cr, rtl ? width - filled : 0, filled, height);
+  cairo_paint (cr);
+  draw_fill (self, cr, rtl ? width - filled : 0, filled, BAR_HEIGHT_PX);
+  cairo_restore (cr);
   if (pinned > 0)
     {
-      style_color (self->bar, "quire_cell_ring", cr);
+      style_color (self->bar, quire_tier_color (self->tier), cr);
       cairo_rectangle (cr, rtl ? width - pinned : 0, height - PINNED_PX, pinned, PINNED_PX);
       cairo_fill (cr);
     }
@@ -213,6 +231,8 @@ quire_tier_row_set_view (QuireTierRow *self, const qe_tier_view *view, const qe_
     {
       self->share = share;
       self->pinned = pinned;
+      gtk_drawing_area_set_content_height (GTK_DRAWING_AREA (self->bar),
+                                           BAR_HEIGHT_PX + (pinned > 0 ? 2 * PINNED_PX : 0));
       gtk_widget_queue_draw (self->bar);
     }
 }
@@ -267,7 +287,6 @@ quire_tier_row_new (qe_tier tier)
   gtk_drawing_area_set_content_height (GTK_DRAWING_AREA (self->bar), BAR_HEIGHT_PX);
   gtk_drawing_area_set_draw_func (GTK_DRAWING_AREA (self->bar), draw_bar, self, NULL);
   gtk_widget_add_css_class (self->bar, "tierbar");
-  gtk_widget_set_overflow (self->bar, GTK_OVERFLOW_HIDDEN);
 
   self->note = wrapped_new ("dim-label");
   gtk_widget_set_hexpand (GTK_WIDGET (self->note), TRUE);
