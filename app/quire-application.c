@@ -156,8 +156,11 @@ dup_engine_settings (void)
   g_autofree char *backend = g_settings_get_string (settings, "backend");
   g_autofree char *device = g_settings_get_string (settings, "device");
 
-  return g_strdup_printf ("%s %s %u %u", backend, device, g_settings_get_uint (settings, "threads"),
-                          g_settings_get_uint (settings, "reserve-mib"));
+  return g_strdup_printf (
+      "%s %s %u %u %d %u %d %d %u", backend, device, g_settings_get_uint (settings, "threads"),
+      g_settings_get_uint (settings, "reserve-mib"), g_settings_get_enum (settings, "host-memory"),
+      g_settings_get_uint (settings, "host-mib"), g_settings_get_enum (settings, "host-path"),
+      g_settings_get_boolean (settings, "disk-tier"), g_settings_get_uint (settings, "disk-mib"));
 }
 
 static void
@@ -213,6 +216,8 @@ quire_application_startup (GApplication *application)
     { "win.focus-composer", { "<Control>l", NULL } },
     { "chat.regenerate", { "<Control>r", NULL } },
     { "chat.copy-reply", { "<Control><Shift>c", NULL } },
+    { "chat.cache-mode", { "<Control>m", NULL } },
+    { "chat.compare-modes", { "<Control><Shift>m", NULL } },
   };
 
   G_APPLICATION_CLASS (quire_application_parent_class)->startup (application);

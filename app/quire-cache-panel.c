@@ -8,122 +8,18 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-cache-modes.h"
+#include "app/quire-format.h"
 #include "app/quire-page-map.h"
-
-#define BAR_HEIGHT_PX 8
-#define HISTORY_HEIGHT_PX 36
-
-/* ---- A bar or a sparkline: a drawing area with its numbers ---- */
-
-typedef struct
-{
-  double share; /* bar: 0..1 */
-  guint tier;
-  guint *history;
-  guint n_history;
-} Drawing;
-
-static void
-drawing_free (gpointer data)
-{
-  Drawing *drawing = data;
-
-  g_free (drawing->history);
-  g_free (drawing);
-}
-
-static void
-style_color (GtkWidget *widget, const char *name, cairo_t *cr)
-{
-  GtkStyleContext *context = gtk_widget_get_style_context (widget);
-  GdkRGBA color;
-
-  if (!gtk_style_context_lookup_color (context, name, &color))
-    gtk_style_context_get_color (context, &color);
-  gdk_cairo_set_source_rgba (cr, &color);
-}
-
-static const char *
-tier_color (guint tier)
-{
-  return tier == QE_TIER_GPU    ? "quire_tier_gpu"
-         : tier == QE_TIER_HOST ? "quire_tier_host"
-                                : "quire_tier_disk";
-}
-
-static void
-draw_bar (GtkDrawingArea *area, cairo_t *cr, int width, int height, gpointer user_data)
-{
-  Drawing *d = user_data;
-  double filled = d->share > 0 ? MAX (d->share * width, 2) : 0;
-  gboolean rtl = gtk_widget_get_direction (GTK_WIDGET (area)) == GTK_TEXT_DIR_RTL;
-
-  style_color (GTK_WIDGET (area), "quire_cell_free", cr);
-  cairo_rectangle (cr, 0, 0, width, height);
-  cairo_fill (cr);
-  cairo_rectangle (cr, rtl ? width - filled : 0, 0, filled, height);
-  style_color (GTK_WIDGET (area), tier_color (d->tier), cr);
-  if (d->tier == QE_TIER_DISK)
-    {
-      cairo_set_line_width (cr, 4);
-      cairo_clip_preserve (cr);
-      cairo_stroke (cr);
-    }
-  else
-    cairo_fill (cr);
-}
-
-static void
-draw_history (GtkDrawingArea *area, cairo_t *cr, int width, int height, gpointer user_data)
-{
-  Drawing *d = user_data;
-  guint max = 1;
-
-  for (guint i = 0; i < d->n_history; i++)
-    max = MAX (max, d->history[i]);
-  style_color (GTK_WIDGET (area), "quire_cell_free", cr);
-  cairo_rectangle (cr, 0, height - 1, width, 1);
-  cairo_fill (cr);
-  if (d->n_history == 0)
-    return;
-  /* The newest second is at the end; 300 of them fill the width. */
-  style_color (GTK_WIDGET (area), tier_color (d->tier), cr);
-  cairo_move_to (cr, width - (double)(d->n_history - 1) * width / 299.0, height);
-  for (guint i = 0; i < d->n_history; i++)
-    cairo_line_to (cr, width - (double)(d->n_history - 1 - i) * width / 299.0,
-                   height - (double)d->history[i] / max * (height - 2));
-  cairo_line_to (cr, width, height);
-  cairo_close_path (cr);
-  cairo_fill (cr);
-}
-
-static GtkWidget *
-drawing_new (int height, GtkDrawingAreaDrawFunc func, Drawing **out)
-{
-  GtkWidget *area = gtk_drawing_area_new ();
-  Drawing *drawing = g_new0 (Drawing, 1);
-
-  gtk_drawing_area_set_content_height (GTK_DRAWING_AREA (area), height);
-  gtk_drawing_area_set_draw_func (GTK_DRAWING_AREA (area), func, drawing, drawing_free);
-  *out = drawing;
-  return area;
-}
+#include "app/quire-tier-row.h"
 
 /* ---- The panel ---- */
 
 typedef struct
 {
-  GtkWidget *box, *bar_box;
-  GtkLabel *numbers, *note;
-  GtkWidget *bar, *why;
-  Drawing *drawing;
-} TierRow;
-
-typedef struct
-{
   qe_session_id session;
   GtkWidget *box;
-  GtkLabel *title, *numbers;
+  GtkLabel *title, *numbers, *place;
   GtkWidget *map;
   gboolean seen;
 } Band;
@@ -134,11 +30,10 @@ struct _QuireCachePanel
 
   GtkWidget *root;
   GtkStack *stack;
-  TierRow tiers[QE_N_TIERS];
+  GtkWidget *tiers[QE_N_TIERS];
   GtkWidget *history;
-  Drawing *history_drawing;
   GtkBox *band_box;
-  GtkLabel *total, *zoom, *empty;
+  GtkLabel *total, *cached, *zoom, *empty;
   GHashTable *bands; /* (guint64 -> Band) */
   GListStore *table;
   QuireSessionTitleFunc title_func;
@@ -152,7 +47,6 @@ enum
 {
   SESSION_ACTIVATED,
   CLOSE_CLICKED,
-  WHY_GPU_CLICKED,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -164,9 +58,12 @@ enum
 {
   COLUMN_CHAT,
   COLUMN_TOKENS,
-  COLUMN_PAGES,
+  COLUMN_GPU, /* then the other tiers in their order */
+  COLUMN_HOST,
+  COLUMN_DISK,
   COLUMN_SHARED,
   COLUMN_SIZE,
+  COLUMN_MODE,
   N_COLUMNS
 };
 struct _QuireTableRow
@@ -202,12 +99,6 @@ set_text (GtkLabel *label, const char *text)
     gtk_label_set_text (label, text);
 }
 
-static char *
-format_size (guint64 bytes)
-{
-  return g_format_size_full (bytes, G_FORMAT_SIZE_IEC_UNITS);
-}
-
 static GtkLabel *
 label_new (const char *text, const char *css_class, float xalign)
 {
@@ -224,119 +115,9 @@ label_new (const char *text, const char *css_class, float xalign)
 }
 
 static void
-why_clicked_cb (QuireCachePanel *self)
-{
-  g_signal_emit (self, signals[WHY_GPU_CLICKED], 0);
-}
-
-static void
 close_clicked_cb (QuireCachePanel *self)
 {
   g_signal_emit (self, signals[CLOSE_CLICKED], 0);
-}
-
-static GtkWidget *
-tier_row_build (QuireCachePanel *self, guint tier)
-{
-  const char *const names[] = { _ ("GPU"), _ ("Host memory"), _ ("Disk") };
-  TierRow *row = &self->tiers[tier];
-  GtkWidget *head = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
-  GtkLabel *name = label_new (names[tier], "heading", 0);
-
-  row->box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
-  row->numbers = label_new ("", "caption numeric dim-label", 1);
-  gtk_widget_set_hexpand (GTK_WIDGET (row->numbers), TRUE);
-  gtk_box_append (GTK_BOX (head), GTK_WIDGET (name));
-  gtk_box_append (GTK_BOX (head), GTK_WIDGET (row->numbers));
-  row->bar = drawing_new (BAR_HEIGHT_PX, draw_bar, &row->drawing);
-  row->drawing->tier = tier;
-  gtk_widget_add_css_class (row->bar, "tierbar");
-  gtk_widget_set_overflow (row->bar, GTK_OVERFLOW_HIDDEN);
-  row->bar_box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
-  row->note = label_new ("", "caption numeric dim-label", 0);
-  gtk_label_set_single_line_mode (row->note, FALSE);
-  gtk_label_set_ellipsize (row->note, PANGO_ELLIPSIZE_NONE);
-  gtk_label_set_wrap (row->note, TRUE);
-  gtk_label_set_width_chars (row->note, 12);
-  gtk_label_set_max_width_chars (row->note, 30);
-  gtk_widget_set_hexpand (GTK_WIDGET (row->note), TRUE);
-  gtk_box_append (GTK_BOX (row->bar_box), GTK_WIDGET (row->note));
-  if (tier == QE_TIER_GPU)
-    {
-      row->why = gtk_button_new_with_label (_ ("Why?"));
-      gtk_widget_add_css_class (row->why, "flat");
-      gtk_widget_set_valign (row->why, GTK_ALIGN_CENTER);
-      gtk_accessible_update_property (GTK_ACCESSIBLE (row->why), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                      _ ("Why is no GPU used?"), -1);
-      g_signal_connect_swapped (row->why, "clicked", G_CALLBACK (why_clicked_cb), self);
-      gtk_box_append (GTK_BOX (row->bar_box), row->why);
-    }
-  gtk_box_append (GTK_BOX (row->box), head);
-  gtk_box_append (GTK_BOX (row->box), row->bar);
-  gtk_box_append (GTK_BOX (row->box), row->bar_box);
-  gtk_widget_add_css_class (row->box, "tier");
-  return row->box;
-}
-
-/* What everyone holds of the card, and how busy it is. Returns: owned; NULL without a card. */
-static char *
-format_device (const qe_device_view *device)
-{
-  if (device->memory_total == 0)
-    return NULL;
-  g_autofree char *used = format_size (device->memory_used);
-  g_autofree char *total = format_size (device->memory_total);
-
-  if (device->utilization < 0)
-    /* Translators: memory of the graphics card in use by all programs, "Card: 9.1 GiB of 24.0 GiB used". */
-    return g_strdup_printf (_ ("Card: %s of %s used"), used, total);
-  return g_strdup_printf (_ ("Card: %s of %s used, %d %% busy"), used, total, device->utilization);
-}
-
-static void
-tier_row_update (TierRow *row, const qe_tier_view *view, const qe_device_view *device)
-{
-  g_autofree char *text = NULL;
-
-  gtk_widget_set_visible (row->bar, view->present);
-  if (row->why != NULL)
-    gtk_widget_set_visible (row->why, !view->present);
-  if (!view->present)
-    {
-      set_text (row->numbers, view->reason != NULL && row->why != NULL ? _ ("Not used") : "");
-      set_text (row->note, view->reason != NULL ? view->reason : "");
-      return;
-    }
-  g_autofree char *used = format_size (view->bytes_used);
-  g_autofree char *max = format_size (view->bytes_max);
-  double share = view->bytes_max > 0 ? (double)view->bytes_used / (double)view->bytes_max : 0;
-
-  /* Translators: memory in use and its limit, "2.1 GiB of 12.0 GiB". */
-  text = g_strdup_printf (_ ("%s of %s"), used, max);
-  set_text (row->numbers, text);
-  g_free (text);
-  if (view->n_pages_shared > 0)
-    text = g_strdup_printf (
-        ngettext ("%u page, %u shared", "%u pages, %u shared", view->n_pages_used),
-        view->n_pages_used, view->n_pages_shared);
-  else
-    text = g_strdup_printf (ngettext ("%u page", "%u pages", view->n_pages_used),
-                            view->n_pages_used);
-  if (device != NULL && device->memory_total > 0)
-    {
-      g_autofree char *pages = text;
-      g_autofree char *card = format_device (device);
-
-      text = g_strconcat (pages, "\n", card, NULL);
-    }
-  set_text (row->note, text);
-  if (row->drawing->share != share)
-    {
-      row->drawing->share = share;
-      gtk_widget_queue_draw (row->bar);
-    }
-  gtk_accessible_update_property (GTK_ACCESSIBLE (row->bar), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                  gtk_label_get_text (row->numbers), -1);
 }
 
 static void
@@ -371,19 +152,40 @@ band_new (QuireCachePanel *self, qe_session_id session)
   g_object_set_data_full (G_OBJECT (button), "session", id, g_free);
   g_signal_connect (button, "clicked", G_CALLBACK (band_clicked_cb), self);
   band->map = quire_page_map_new ();
+  band->place = label_new ("", "caption numeric dim-label", 0);
   gtk_box_append (GTK_BOX (band->box), button);
   gtk_box_append (GTK_BOX (band->box), band->map);
+  gtk_box_append (GTK_BOX (band->box), GTK_WIDGET (band->place));
   gtk_box_append (self->band_box, band->box);
   return band;
+}
+
+/* The mode, and pages by tier: "Tiered · GPU 130 · host 12". Returns: owned. */
+static char *
+format_place (const qe_session_view *view)
+{
+  GString *text = g_string_new (quire_cache_mode_get_title (view->mode));
+
+  if (view->n_pages_tier[QE_TIER_GPU] > 0)
+    g_string_append_printf (text, _ (" · GPU %'u"), view->n_pages_tier[QE_TIER_GPU]);
+  if (view->n_pages_tier[QE_TIER_HOST] > 0)
+    g_string_append_printf (text, _ (" · host %'u"), view->n_pages_tier[QE_TIER_HOST]);
+  if (view->n_pages_tier[QE_TIER_DISK] > 0)
+    g_string_append_printf (text, _ (" · disk %'u"), view->n_pages_tier[QE_TIER_DISK]);
+  if (view->n_pages_shared > 0)
+    g_string_append_printf (text, _ (" · shared %'u"), view->n_pages_shared);
+  return g_string_free (text, FALSE);
 }
 
 static void
 band_update (QuireCachePanel *self, Band *band, const qe_session_view *view, const char *title)
 {
-  g_autofree char *size = format_size (view->bytes);
-  g_autofree char *numbers = NULL;
+  g_autofree char *size = quire_format_bytes (view->bytes);
+  g_autofree char *numbers = NULL, *place = format_place (view);
 
   band->seen = TRUE;
+  set_text (band->place, place);
+  gtk_widget_set_tooltip_text (GTK_WIDGET (band->place), place);
   set_text (band->title, title);
   numbers = g_strdup_printf (ngettext ("%'u token · %s", "%'u tokens · %s", view->n_tokens),
                              view->n_tokens, size);
@@ -402,9 +204,11 @@ table_row_new (const qe_session_view *view, const char *title)
 
   row->cells[COLUMN_CHAT] = g_strdup (title);
   row->cells[COLUMN_TOKENS] = g_strdup_printf ("%'u", view->n_tokens);
-  row->cells[COLUMN_PAGES] = g_strdup_printf ("%'u", view->n_pages);
+  for (guint tier = 0; tier < QE_N_TIERS; tier++)
+    row->cells[COLUMN_GPU + tier] = g_strdup_printf ("%'u", view->n_pages_tier[tier]);
   row->cells[COLUMN_SHARED] = g_strdup_printf ("%'u", view->n_pages_shared);
-  row->cells[COLUMN_SIZE] = format_size (view->bytes);
+  row->cells[COLUMN_SIZE] = quire_format_bytes (view->bytes);
+  row->cells[COLUMN_MODE] = g_strdup (quire_cache_mode_get_title (view->mode));
   return row;
 }
 
@@ -443,35 +247,21 @@ drop_unseen (gpointer key, gpointer value, gpointer user_data)
   return gone;
 }
 
-static void
-history_update (QuireCachePanel *self, const qe_snapshot *snapshot)
-{
-  Drawing *d = self->history_drawing;
-
-  d->tier = snapshot->tiers[QE_TIER_GPU].present ? QE_TIER_GPU : QE_TIER_HOST;
-  if (d->n_history == snapshot->n_history
-      && (d->n_history == 0
-          || memcmp (d->history, snapshot->history, d->n_history * sizeof *d->history) == 0))
-    return;
-  g_free (d->history);
-  d->n_history = snapshot->n_history;
-  d->history = g_memdup2 (snapshot->history, snapshot->n_history * sizeof *d->history);
-  gtk_widget_queue_draw (self->history);
-}
-
 void
 quire_cache_panel_set_snapshot (QuireCachePanel *self, const qe_snapshot *snapshot)
 {
   g_autoptr (GPtrArray) rows = g_ptr_array_new_with_free_func (g_object_unref);
   g_autofree char *total = NULL, *size = NULL;
   guint n_pages = 0, n_shown = 0, per_cell = 1;
+  guint64 bytes = 0;
 
   g_return_if_fail (QUIRE_IS_CACHE_PANEL (self));
 
   for (guint i = 0; i < QE_N_TIERS; i++)
     {
-      tier_row_update (&self->tiers[i], &snapshot->tiers[i],
-                       i == QE_TIER_GPU ? &snapshot->device : NULL);
+      quire_tier_row_set_view (QUIRE_TIER_ROW (self->tiers[i]), &snapshot->tiers[i],
+                               i == QE_TIER_GPU ? &snapshot->device : NULL);
+      bytes += snapshot->tiers[i].bytes_used;
       n_pages += snapshot->tiers[i].n_pages_used;
     }
   for (guint i = 0; i < snapshot->n_sessions; i++)
@@ -496,12 +286,22 @@ quire_cache_panel_set_snapshot (QuireCachePanel *self, const qe_snapshot *snapsh
     }
   g_hash_table_foreach_remove (self->bands, drop_unseen, self);
   table_update (self, rows);
-  history_update (self, snapshot);
+  quire_tier_history_set (QUIRE_TIER_HISTORY (self->history), snapshot);
   gtk_widget_set_visible (GTK_WIDGET (self->empty), n_shown == 0);
-  size = format_size ((guint64)n_pages * snapshot->page_bytes);
+  size = quire_format_bytes (bytes);
+  /* Translators: copies of pages in all tiers, and their size. */
   total = g_strdup_printf (
-      ngettext ("All chats: %'u page · %s", "All chats: %'u pages · %s", n_pages), n_pages, size);
+      ngettext ("All tiers: %'u page · %s", "All tiers: %'u pages · %s", n_pages), n_pages, size);
   set_text (self->total, total);
+  g_free (total);
+  total = snapshot->n_pages_cached > 0
+              ? g_strdup_printf (ngettext ("%'u page is of no open chat, kept to be found again",
+                                           "%'u pages are of no open chat, kept to be found again",
+                                           snapshot->n_pages_cached),
+                                 snapshot->n_pages_cached)
+              : g_strdup ("");
+  set_text (self->cached, total);
+  gtk_widget_set_visible (GTK_WIDGET (self->cached), snapshot->n_pages_cached > 0);
   g_free (total);
   total = per_cell == 1
               ? g_strdup_printf (_ ("1 cell = 1 page of %u tokens"), snapshot->page_tokens)
@@ -544,11 +344,14 @@ quire_cache_panel_set_active_session (QuireCachePanel *self, qe_session_id sessi
 static void
 setup_cell_cb (GtkSignalListItemFactory *factory, GtkListItem *item, gpointer column)
 {
-  gboolean is_text = GPOINTER_TO_INT (column) == COLUMN_CHAT;
+  gboolean is_text
+      = GPOINTER_TO_INT (column) == COLUMN_CHAT || GPOINTER_TO_INT (column) == COLUMN_MODE;
   GtkLabel *label = label_new ("", is_text ? "caption" : "caption numeric", is_text ? 0 : 1);
 
-  if (!is_text) /* figures are never cut */
+  if (GPOINTER_TO_INT (column) != COLUMN_CHAT) /* figures are never cut */
     gtk_label_set_ellipsize (label, PANGO_ELLIPSIZE_NONE);
+  else
+    gtk_label_set_width_chars (label, 10);
   gtk_list_item_set_child (item, GTK_WIDGET (label));
 }
 
@@ -564,7 +367,8 @@ bind_cell_cb (GtkSignalListItemFactory *factory, GtkListItem *item, gpointer col
 static GtkWidget *
 table_build (QuireCachePanel *self)
 {
-  const char *const titles[] = { _ ("Chat"), _ ("Tokens"), _ ("Pages"), _ ("Shared"), _ ("Size") };
+  const char *const titles[] = { _ ("Chat"), _ ("Tokens"), _ ("GPU"),  _ ("Host"),
+                                 _ ("Disk"), _ ("Shared"), _ ("Size"), _ ("Mode") };
   GtkWidget *view, *scrolled = gtk_scrolled_window_new ();
 
   self->table = g_list_store_new (QUIRE_TYPE_TABLE_ROW);
@@ -657,10 +461,10 @@ legend_build (QuireCachePanel *self)
       gtk_box_append (GTK_BOX (row), swatch);
       gtk_box_append (GTK_BOX (row), GTK_WIDGET (label_new (names[i], "caption dim-label", 0)));
     }
-  gtk_box_append (GTK_BOX (row),
-                  GTK_WIDGET (label_new (_ ("· dot: shared"), "caption dim-label", 0)));
   self->zoom = label_new ("", "caption dim-label numeric", 0);
   gtk_box_append (GTK_BOX (box), row);
+  gtk_box_append (GTK_BOX (box), GTK_WIDGET (label_new (_ ("Dot: shared · arrow: moving"),
+                                                        "caption dim-label", 0)));
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->zoom));
   return box;
 }
@@ -670,13 +474,15 @@ content_build (QuireCachePanel *self)
 {
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 18),
             *map = gtk_box_new (GTK_ORIENTATION_VERTICAL, 12);
-  GtkWidget *history = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
+  GtkWidget *history = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6),
+            *totals = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
 
   for (guint i = 0; i < QE_N_TIERS; i++)
-    gtk_box_append (GTK_BOX (box), tier_row_build (self, i));
-  self->history = drawing_new (HISTORY_HEIGHT_PX, draw_history, &self->history_drawing);
-  gtk_accessible_update_property (GTK_ACCESSIBLE (self->history), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                  _ ("Pages in use over the last five minutes"), -1);
+    {
+      self->tiers[i] = quire_tier_row_new (i);
+      gtk_box_append (GTK_BOX (box), self->tiers[i]);
+    }
+  self->history = quire_tier_history_new ();
   gtk_box_append (GTK_BOX (history),
                   GTK_WIDGET (label_new (_ ("Last 5 minutes"), "caption dim-label", 0)));
   gtk_box_append (GTK_BOX (history), self->history);
@@ -699,7 +505,15 @@ content_build (QuireCachePanel *self)
   gtk_stack_add_named (self->stack, table_build (self), "table");
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->stack));
   self->total = label_new ("", "caption numeric dim-label", 0);
-  gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->total));
+  self->cached = label_new ("", "caption numeric dim-label", 0);
+  gtk_label_set_single_line_mode (self->cached, FALSE);
+  gtk_label_set_ellipsize (self->cached, PANGO_ELLIPSIZE_NONE);
+  gtk_label_set_wrap (self->cached, TRUE);
+  gtk_label_set_width_chars (self->cached, 12);
+  gtk_label_set_max_width_chars (self->cached, 30);
+  gtk_box_append (GTK_BOX (totals), GTK_WIDGET (self->total));
+  gtk_box_append (GTK_BOX (totals), GTK_WIDGET (self->cached));
+  gtk_box_append (GTK_BOX (box), totals);
   gtk_widget_add_css_class (box, "panel-content");
   return box;
 }
@@ -726,8 +540,6 @@ quire_cache_panel_class_init (QuireCachePanelClass *klass)
                                              NULL, NULL, G_TYPE_NONE, 1, G_TYPE_UINT64);
   signals[CLOSE_CLICKED] = g_signal_new ("close-clicked", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL,
                                          NULL, G_TYPE_NONE, 0);
-  signals[WHY_GPU_CLICKED] = g_signal_new ("why-gpu-clicked", type, G_SIGNAL_RUN_LAST, 0, NULL,
-                                           NULL, NULL, G_TYPE_NONE, 0);
   gtk_widget_class_set_layout_manager_type (widget_class, GTK_TYPE_BIN_LAYOUT);
   gtk_widget_class_set_css_name (widget_class, "cachepanel");
 }

@@ -8,7 +8,7 @@ G_BEGIN_DECLS
 #define QUIRE_TYPE_CACHE_PANEL (quire_cache_panel_get_type ())
 G_DECLARE_FINAL_TYPE (QuireCachePanel, quire_cache_panel, QUIRE, CACHE_PANEL, GtkWidget)
 
-/* Signals: "session-activated" (guint64), "close-clicked", "why-gpu-clicked". */
+/* Signals: "session-activated" (guint64), "close-clicked". */
 GtkWidget *quire_cache_panel_new (void);
 /* The title of a session's chat, borrowed; NULL hides the session (a helper's, say). */
 typedef const char *(*QuireSessionTitleFunc) (qe_session_id session, gpointer user_data);

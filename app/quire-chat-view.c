@@ -10,6 +10,7 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-compare-window.h"
 #include "app/quire-message-row.h"
 #include "app/quire-settings.h"
 
@@ -158,6 +159,8 @@ update_actions (QuireChatView *self)
     { "regenerate", has_reply && !running && ready },
     { "copy-reply", has_reply && !running },
     { "stop", running },
+    { "cache-mode", !running },
+    { "compare-modes", has_reply && !running && ready },
   };
 
   for (gsize i = 0; i < G_N_ELEMENTS (states); i++)
@@ -257,6 +260,22 @@ copy_reply_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
     return;
   quire_message_row_copy (QUIRE_MESSAGE_ROW (row));
   quire_chat_view_add_toast (self, adw_toast_new (_ ("Reply copied")));
+}
+
+static void
+cache_mode_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_composer_choose_cache (QUIRE_CHAT_VIEW (user_data)->composer);
+}
+
+static void
+compare_modes_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkRoot *root = gtk_widget_get_root (GTK_WIDGET (self));
+
+  gtk_window_present (quire_compare_window_new (GTK_IS_WINDOW (root) ? GTK_WINDOW (root) : NULL,
+                                                self->conversation));
 }
 
 static void
@@ -498,6 +517,8 @@ quire_chat_view_init (QuireChatView *self)
     { "stop", stop_cb, NULL, NULL, NULL, { 0 } },
     { "copy-reply", copy_reply_cb, NULL, NULL, NULL, { 0 } },
     { "suggest", suggest_cb, "s", NULL, NULL, { 0 } },
+    { "cache-mode", cache_mode_cb, NULL, NULL, NULL, { 0 } },
+    { "compare-modes", compare_modes_cb, NULL, NULL, NULL, { 0 } },
   };
 
   gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);

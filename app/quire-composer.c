@@ -6,8 +6,10 @@
  * CSS: .quire-composer > textview, .hint, menubutton, levelbar.context, button.send. */
 #include "app/quire-composer.h"
 
+#include <adwaita.h>
 #include <glib/gi18n.h>
 
+#include "app/quire-cache-popover.h"
 #include "app/quire-format.h"
 #include "app/quire-model-popover.h"
 #include "app/quire-settings.h"
@@ -28,6 +30,8 @@ struct _QuireComposer
   GtkTextBuffer *buffer;
   GtkWidget *placeholder;
   GtkLabel *model_label;
+  GtkWidget *cache_button;
+  GtkLabel *cache_label;
   GtkLabel *hint;   /* what cannot be done now, or that the draft is too long */
   GtkLabel *tokens; /* of the draft */
   GtkWidget *meter;
@@ -333,6 +337,28 @@ preedit_changed_cb (QuireComposer *self, const char *preedit)
 
 /* ---- Following the conversation and the engine ---- */
 
+/* The button says the mode; while a reply runs it cannot be changed, and says why. */
+static void
+update_cache (QuireComposer *self)
+{
+  QuireCacheChoice choice = quire_conversation_get_cache (self->conversation);
+  gboolean running = quire_conversation_is_running (self->conversation);
+  const char *title = quire_cache_choice_get_title (choice);
+  g_autofree char *name = g_strdup_printf (_ ("Cache mode: %s"), title);
+  g_autofree char *tooltip = NULL;
+
+  if (running)
+    tooltip = g_strdup_printf ("%s\n%s", name,
+                               _ ("A reply is running: stop it first (Esc) to change the mode"));
+  else
+    tooltip = g_strdup_printf ("%s\n%s", name, quire_cache_choice_get_description (choice));
+  gtk_label_set_text (self->cache_label, title);
+  gtk_widget_set_tooltip_text (self->cache_button, tooltip);
+  gtk_widget_set_sensitive (self->cache_button, !running);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self->cache_button),
+                                  GTK_ACCESSIBLE_PROPERTY_LABEL, name, -1);
+}
+
 static void
 running_cb (QuireComposer *self)
 {
@@ -340,6 +366,7 @@ running_cb (QuireComposer *self)
     self->running_since_us = g_get_monotonic_time ();
   drop_hint (self);
   update_button (self);
+  update_cache (self);
 }
 
 static void
@@ -455,6 +482,30 @@ model_button_new (QuireComposer *self)
   return button;
 }
 
+static GtkWidget *
+cache_button_new (QuireComposer *self)
+{
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *label = gtk_label_new (NULL), *popover;
+
+  self->cache_button = gtk_menu_button_new ();
+  self->cache_label = GTK_LABEL (label);
+  gtk_label_set_ellipsize (self->cache_label, PANGO_ELLIPSIZE_END);
+  gtk_label_set_width_chars (self->cache_label, 4);
+  gtk_label_set_max_width_chars (self->cache_label, 16);
+  gtk_label_set_xalign (self->cache_label, 0);
+  gtk_box_append (GTK_BOX (box), label);
+  gtk_box_append (GTK_BOX (box), gtk_image_new_from_icon_name ("pan-down-symbolic"));
+  gtk_menu_button_set_child (GTK_MENU_BUTTON (self->cache_button), box);
+  gtk_widget_add_css_class (self->cache_button, "flat");
+  gtk_menu_button_set_direction (GTK_MENU_BUTTON (self->cache_button), GTK_ARROW_UP);
+  popover = quire_cache_popover_new (self->conversation);
+  /* What follows is the next message. */
+  g_signal_connect_swapped (popover, "closed", G_CALLBACK (quire_composer_grab_focus), self);
+  gtk_menu_button_set_popover (GTK_MENU_BUTTON (self->cache_button), popover);
+  return self->cache_button;
+}
+
 static GtkLabel *
 caption_new (GtkAccessibleRole role)
 {
@@ -469,7 +520,7 @@ caption_new (GtkAccessibleRole role)
 static GtkWidget *
 meter_new (QuireComposer *self)
 {
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *squeezer;
   GtkLevelBar *bar;
 
   self->meter = gtk_level_bar_new ();
@@ -482,7 +533,12 @@ meter_new (QuireComposer *self)
   gtk_widget_set_visible (self->meter, FALSE);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->meter), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Context used"), -1);
-  gtk_box_append (GTK_BOX (box), self->meter);
+  /* Where there is no room for the bar, its figures stay. */
+  squeezer = adw_squeezer_new ();
+  adw_squeezer_set_homogeneous (ADW_SQUEEZER (squeezer), FALSE);
+  adw_squeezer_set_allow_none (ADW_SQUEEZER (squeezer), TRUE);
+  adw_squeezer_add (ADW_SQUEEZER (squeezer), self->meter);
+  gtk_box_append (GTK_BOX (box), squeezer);
 
   self->meter_label = caption_new (GTK_ACCESSIBLE_ROLE_LABEL);
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->meter_label));
@@ -498,6 +554,7 @@ build (QuireComposer *self)
   gtk_box_append (GTK_BOX (self), text_area_new (self));
 
   gtk_box_append (GTK_BOX (bottom), model_button_new (self));
+  gtk_box_append (GTK_BOX (bottom), cache_button_new (self));
   /* A status: what it says is read out. */
   self->hint = caption_new (GTK_ACCESSIBLE_ROLE_STATUS);
   gtk_label_set_ellipsize (self->hint, PANGO_ELLIPSIZE_END);
@@ -518,8 +575,11 @@ build (QuireComposer *self)
 
   g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (running_cb), self,
                            G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "notify::cache", G_CALLBACK (update_cache), self,
+                           G_CONNECT_SWAPPED);
   g_signal_connect_object (client, "status-changed", G_CALLBACK (status_changed_cb), self,
                            G_CONNECT_SWAPPED);
+  update_cache (self);
   status_changed_cb (self);
 }
 
@@ -527,6 +587,12 @@ GtkTextView *
 quire_composer_get_text_view (QuireComposer *self)
 {
   return GTK_TEXT_VIEW (self->text_view);
+}
+
+void
+quire_composer_choose_cache (QuireComposer *self)
+{
+  gtk_menu_button_popup (GTK_MENU_BUTTON (self->cache_button));
 }
 
 void

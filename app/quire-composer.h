@@ -13,6 +13,8 @@ G_DECLARE_FINAL_TYPE (QuireComposer, quire_composer, QUIRE, COMPOSER, GtkBox)
  *   stop            the user stops the reply */
 GtkWidget *quire_composer_new (QuireConversation *conversation);
 GtkTextView *quire_composer_get_text_view (QuireComposer *self);
+/* Opens the choice of cache modes. */
+void quire_composer_choose_cache (QuireComposer *self);
 void quire_composer_clear (QuireComposer *self);
 void quire_composer_grab_focus (QuireComposer *self);
 /* As the Send key does. FALSE when there is nothing to send, or it cannot be sent now; then the hint says why. */

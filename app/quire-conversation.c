@@ -15,6 +15,8 @@ struct _QuireConversation
   GPtrArray *messages; /* (element-type QuireMessage) */
   char *title;
   qe_session_id session;
+  QuireCacheChoice cache;
+  char *disk_key;
   gboolean in_step;
   qe_request *request;
 };
@@ -24,6 +26,7 @@ enum
   PROP_0,
   PROP_TITLE,
   PROP_RUNNING,
+  PROP_CACHE,
   N_PROPS
 };
 static GParamSpec *properties[N_PROPS];
@@ -175,6 +178,84 @@ collect_history (QuireConversation *self, guint end)
   return history;
 }
 
+/* ---- The cache ---- */
+
+QuireCacheChoice
+quire_conversation_get_cache (QuireConversation *self)
+{
+  return self->cache;
+}
+
+gboolean
+quire_conversation_set_cache (QuireConversation *self, QuireCacheChoice choice, GError **error)
+{
+  qe_cache_config config;
+
+  if (choice == self->cache)
+    return TRUE;
+  if (self->request != NULL)
+    {
+      g_set_error_literal (error, QE_ERROR, QE_ERROR_BUSY, "A reply is running.");
+      return FALSE;
+    }
+  quire_cache_choice_get_config (choice, &config);
+  if (self->session != 0
+      && !quire_engine_client_set_session_cache (self->client, self->session, &config, error))
+    return FALSE;
+  self->cache = choice;
+  g_object_notify_by_pspec (G_OBJECT (self), properties[PROP_CACHE]);
+  return TRUE;
+}
+
+qe_cache_mode
+quire_conversation_get_cache_mode (QuireConversation *self)
+{
+  const qe_session_view *view = quire_engine_client_find_session (self->client, self->session);
+
+  if (view != NULL)
+    return view->mode;
+  return quire_cache_choice_resolve (self->cache, quire_engine_client_get_plan (self->client));
+}
+
+guint
+quire_conversation_get_n_tokens (QuireConversation *self)
+{
+  const qe_session_view *view = quire_engine_client_find_session (self->client, self->session);
+
+  return view != NULL ? view->n_tokens : 0;
+}
+
+GArray *
+quire_conversation_dup_last_prompt (QuireConversation *self)
+{
+  guint n = self->messages->len;
+  GArray *prompt = collect_history (self, n >= 2 ? n - 2 : 0);
+
+  if (n >= 2)
+    {
+      gsize n_bytes;
+      const char *text
+          = quire_message_get_text (g_ptr_array_index (self->messages, n - 2), &n_bytes);
+      qe_message message = { QE_ROLE_USER, text, (gssize)n_bytes };
+
+      g_array_append_val (prompt, message);
+    }
+  return prompt;
+}
+
+static qe_session_id
+open_session (QuireConversation *self, GError **error)
+{
+  qe_session_options options;
+
+  qe_session_options_init (&options);
+  quire_cache_choice_get_config (self->cache, &options.cache);
+  options.disk_key = self->disk_key;
+  return quire_engine_client_open_session (self->client, &options, error);
+}
+
+/* ---- Turns ---- */
+
 static void
 end_request (QuireConversation *self)
 {
@@ -200,7 +281,7 @@ ask (QuireConversation *self, const QuireTurnSettings *settings, guint keep)
 
   if (self->session == 0)
     {
-      self->session = quire_engine_client_open_session (self->client, &error);
+      self->session = open_session (self, &error);
       self->in_step = n == 2;
     }
 
@@ -354,6 +435,9 @@ quire_conversation_get_property (GObject *object, guint id, GValue *value, GPara
     case PROP_RUNNING:
       g_value_set_boolean (value, self->request != NULL);
       break;
+    case PROP_CACHE:
+      g_value_set_int (value, (int)self->cache);
+      break;
     default:
       G_OBJECT_WARN_INVALID_PROPERTY_ID (object, id, pspec);
     }
@@ -377,6 +461,7 @@ quire_conversation_finalize (GObject *object)
 
   g_ptr_array_unref (self->messages);
   g_free (self->title);
+  g_free (self->disk_key);
   G_OBJECT_CLASS (quire_conversation_parent_class)->finalize (object);
 }
 
@@ -392,6 +477,9 @@ quire_conversation_class_init (QuireConversationClass *klass)
       = g_param_spec_string ("title", NULL, NULL, NULL, G_PARAM_READABLE | G_PARAM_STATIC_STRINGS);
   properties[PROP_RUNNING] = g_param_spec_boolean ("running", NULL, NULL, FALSE,
                                                    G_PARAM_READABLE | G_PARAM_STATIC_STRINGS);
+  properties[PROP_CACHE]
+      = g_param_spec_int ("cache", NULL, NULL, 0, QUIRE_N_CACHE_CHOICES - 1, QUIRE_CACHE_AUTO,
+                          G_PARAM_READABLE | G_PARAM_STATIC_STRINGS);
   g_object_class_install_properties (object_class, N_PROPS, properties);
   news_signal = g_signal_new ("news", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0, NULL, NULL,
                               NULL, G_TYPE_NONE, 0);
@@ -401,6 +489,7 @@ static void
 quire_conversation_init (QuireConversation *self)
 {
   self->messages = g_ptr_array_new_with_free_func (g_object_unref);
+  self->disk_key = g_uuid_string_random ();
 }
 
 QuireConversation *

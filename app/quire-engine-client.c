@@ -21,6 +21,12 @@ struct _QuireEngineClient
   char *model_dir;
   qe_engine_status status;
   const qe_snapshot *snapshot; /* owned */
+
+  qe_engine_options options; /* as started; its strings are the three below */
+  char *backend, *device, *disk_dir;
+  QuireMachine *machine; /* with a plan for planned_dir; NULL until it was read */
+  char *planned_dir;
+  GCancellable *planning;
 };
 
 G_DEFINE_FINAL_TYPE (QuireEngineClient, quire_engine_client, G_TYPE_OBJECT)
@@ -53,6 +59,78 @@ wake (void *user)
   g_source_set_ready_time (user, 0);
 }
 
+/* ---- What it has room for ---- */
+
+static void
+forget_plan (QuireEngineClient *self)
+{
+  g_cancellable_cancel (self->planning);
+  g_clear_object (&self->planning);
+  g_clear_pointer (&self->machine, quire_machine_free);
+  g_clear_pointer (&self->planned_dir, g_free);
+}
+
+static void
+planned_cb (GObject *source, GAsyncResult *result, gpointer user_data)
+{
+  g_autoptr (QuireMachine) machine = quire_machine_read_finish (result, NULL);
+  QuireEngineClient *self = user_data;
+
+  if (machine == NULL) /* cancelled: the client may be gone */
+    return;
+  g_clear_pointer (&self->machine, quire_machine_free);
+  self->machine = g_steal_pointer (&machine);
+  g_signal_emit (self, signals[STATUS_CHANGED], 0);
+}
+
+/* The sizes of a page follow from the model's folder; they are read once for a model. */
+static void
+read_plan (QuireEngineClient *self)
+{
+  const char *dir = self->status.model != NULL ? self->status.model->dir : NULL;
+
+  if (self->status.state != QE_ENGINE_READY || dir == NULL
+      || g_strcmp0 (dir, self->planned_dir) == 0)
+    return;
+  forget_plan (self);
+  self->planned_dir = g_strdup (dir);
+  self->planning = g_cancellable_new ();
+  quire_machine_read_async (dir, &self->options, self->planning, planned_cb, self);
+}
+
+const qe_memory_plan *
+quire_engine_client_get_plan (QuireEngineClient *self)
+{
+  qe_memory_plan *plan = self->machine != NULL ? self->machine->plan : NULL;
+  const qe_snapshot *snapshot = self->snapshot;
+
+  if (plan == NULL || snapshot == NULL || !quire_engine_client_is_ready (self))
+    return NULL;
+  /* The plan was made beside the loaded model, which takes what it counts as free: the limits are the engine's own. */
+  plan->on_device = snapshot->device.memory_total > 0;
+  if (snapshot->tiers[QE_TIER_GPU].present)
+    {
+      plan->kv = snapshot->tiers[QE_TIER_GPU].bytes_max;
+      plan->host_kv
+          = snapshot->tiers[QE_TIER_HOST].present ? snapshot->tiers[QE_TIER_HOST].bytes_max : 0;
+    }
+  else
+    {
+      plan->kv = snapshot->tiers[QE_TIER_HOST].bytes_max;
+      plan->host_kv = 0;
+    }
+  return plan;
+}
+
+gboolean
+quire_engine_client_has_int8 (QuireEngineClient *self)
+{
+  return self->machine != NULL && self->machine->plan != NULL
+         && self->machine->plan->page_bytes_int8 > 0;
+}
+
+/* ---- Following the engine ---- */
+
 static gboolean
 status_equal (const qe_engine_status *a, const qe_engine_status *b)
 {
@@ -78,6 +156,7 @@ fetch_status (QuireEngineClient *self)
 
   qe_engine_status_clear (&self->status);
   self->status = status;
+  read_plan (self);
   g_signal_emit (self, signals[STATUS_CHANGED], 0);
 }
 
@@ -121,6 +200,22 @@ forget_engine (QuireEngineClient *self)
   memset (&self->status, 0, sizeof self->status);
 }
 
+static void
+keep_options (QuireEngineClient *self, const qe_engine_options *options)
+{
+  char *backend = g_strdup (options->backend), *device = g_strdup (options->device),
+       *disk_dir = g_strdup (options->disk_dir);
+
+  g_free (self->backend);
+  g_free (self->device);
+  g_free (self->disk_dir);
+  self->options = *options;
+  self->options.backend = self->backend = backend;
+  self->options.device = self->device = device;
+  self->options.disk_dir = self->disk_dir = disk_dir;
+  forget_plan (self);
+}
+
 gboolean
 quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *options,
                            GError **error)
@@ -152,6 +247,7 @@ quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *opt
 
   self->engine = engine;
   self->wake = source;
+  keep_options (self, options);
   g_source_attach (source, NULL);
   wake (source);
   g_signal_emit (self, signals[SESSIONS_LOST], 0);
@@ -247,9 +343,24 @@ need_engine (QuireEngineClient *self, GError **error)
 }
 
 qe_session_id
-quire_engine_client_open_session (QuireEngineClient *self, GError **error)
+quire_engine_client_open_session (QuireEngineClient *self, const qe_session_options *options,
+                                  GError **error)
 {
-  return need_engine (self, error) ? qe_engine_open_session (self->engine, error) : 0;
+  return need_engine (self, error) ? qe_engine_open_session_with (self->engine, options, error) : 0;
+}
+
+gboolean
+quire_engine_client_set_session_cache (QuireEngineClient *self, qe_session_id session,
+                                       const qe_cache_config *config, GError **error)
+{
+  return need_engine (self, error) && qe_engine_set_cache (self->engine, session, config, error);
+}
+
+void
+quire_engine_client_prefetch (QuireEngineClient *self, qe_session_id session)
+{
+  if (self->engine != NULL && session != 0)
+    qe_engine_prefetch_session (self->engine, session);
 }
 
 void
@@ -362,7 +473,7 @@ quire_model_info_read_finish (GAsyncResult *result, GError **error)
 
 typedef struct
 {
-  char *dir, *backend, *device;
+  char *dir, *backend, *device, *disk_dir;
   qe_engine_options options;
 } MachineQuestion;
 
@@ -374,6 +485,7 @@ machine_question_free (gpointer data)
   g_free (question->dir);
   g_free (question->backend);
   g_free (question->device);
+  g_free (question->disk_dir);
   g_free (question);
 }
 
@@ -410,6 +522,7 @@ quire_machine_read_async (const char *dir, const qe_engine_options *options,
   question->options = *options;
   question->options.backend = question->backend;
   question->options.device = question->device;
+  question->options.disk_dir = question->disk_dir = g_strdup (options->disk_dir);
   g_task_set_task_data (task, question, machine_question_free);
   g_task_run_in_thread (task, read_machine_thread);
 }
@@ -433,6 +546,10 @@ quire_engine_client_finalize (GObject *object)
   g_clear_pointer (&self->wake, g_source_unref);
   g_clear_pointer (&self->old_wakes, g_ptr_array_unref);
   forget_engine (self);
+  forget_plan (self);
+  g_free (self->backend);
+  g_free (self->device);
+  g_free (self->disk_dir);
   g_free (self->model_dir);
   G_OBJECT_CLASS (quire_engine_client_parent_class)->finalize (object);
 }

@@ -27,6 +27,11 @@ gboolean quire_engine_client_start (QuireEngineClient *self, const qe_engine_opt
 void quire_engine_client_load (QuireEngineClient *self, const char *dir);
 void quire_engine_client_unload (QuireEngineClient *self);
 void quire_engine_client_recover (QuireEngineClient *self);
+/* What the engine has for pages, to work out what a mode costs: the live limits, with the sizes of a page. NULL until
+ * known. Borrowed until the next main loop iteration. */
+const qe_memory_plan *quire_engine_client_get_plan (QuireEngineClient *self);
+/* FALSE where pages of 8 bits cannot be had. */
+gboolean quire_engine_client_has_int8 (QuireEngineClient *self);
 /* Another budget of cache memory, 0 for the default; the model and the chats stay. */
 void quire_engine_client_set_cache (QuireEngineClient *self, guint64 bytes);
 /* The folder last asked for; NULL before the first. */
@@ -41,7 +46,13 @@ const qe_session_view *quire_engine_client_find_session (QuireEngineClient *self
                                                          qe_session_id session);
 gboolean quire_engine_client_is_ready (QuireEngineClient *self);
 
-qe_session_id quire_engine_client_open_session (QuireEngineClient *self, GError **error);
+qe_session_id quire_engine_client_open_session (QuireEngineClient *self,
+                                                const qe_session_options *options, GError **error);
+/* Another cache mode for @session from its next turn on. QE_ERROR_BUSY while a reply runs. */
+gboolean quire_engine_client_set_session_cache (QuireEngineClient *self, qe_session_id session,
+                                                const qe_cache_config *config, GError **error);
+/* @session came to the front; 0 is fine. */
+void quire_engine_client_prefetch (QuireEngineClient *self, qe_session_id session);
 void quire_engine_client_close_session (QuireEngineClient *self, qe_session_id session);
 /* As qe_engine_generate(), with this client's wakeup. Returns: owned. */
 qe_request *quire_engine_client_generate (QuireEngineClient *self, qe_generate_params *params,

@@ -3,6 +3,8 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-cache-modes.h"
+
 char *
 quire_format_ms (double ms)
 {
@@ -110,6 +112,49 @@ quire_format_ending (QuireMessage *message)
     }
 }
 
+char *
+quire_format_mismatch (const qe_receipt *receipt)
+{
+  g_autofree char *at = quire_format_count ((guint64)MAX (receipt->first_mismatch, 0));
+  gboolean placed = receipt->first_mismatch >= 0;
+
+  switch (receipt->mismatch)
+    {
+    case QE_MISMATCH_EDITED:
+      return placed ? g_strdup_printf (_ ("the chat was changed at token %s"), at)
+                    : g_strdup (_ ("the chat was changed"));
+    case QE_MISMATCH_STRIPPED:
+      return placed ? g_strdup_printf (_ ("earlier thoughts left the chat at token %s"), at)
+                    : g_strdup (_ ("earlier thoughts left the chat"));
+    case QE_MISMATCH_EVICTED:
+      return placed ? g_strdup_printf (_ ("pages from token %s on were given up for memory"), at)
+                    : g_strdup (_ ("pages were given up for memory"));
+    case QE_MISMATCH_MODE:
+      if (receipt->mode == QE_CACHE_REBUILD || receipt->mode == QE_CACHE_PAGED)
+        /* Translators: name of a cache mode. */
+        return g_strdup_printf (_ ("the mode %s keeps nothing"),
+                                quire_cache_mode_get_title (receipt->mode));
+      return g_strdup (_ ("the cache mode was changed"));
+    case QE_MISMATCH_NONE:
+    default:
+      return NULL;
+    }
+}
+
+/* @format: with one %s for the number; added when @n is not 0. */
+static void
+add_figure (GStrvBuilder *figures, const char *format, guint n)
+{
+  g_autofree char *count = quire_format_count (n);
+  g_autofree char *figure = NULL;
+  g_auto (GStrv) parts = g_strsplit (format, "%s", 2);
+
+  if (n == 0)
+    return;
+  figure = g_strjoinv (count, parts);
+  g_strv_builder_add (figures, figure);
+}
+
 char **
 quire_format_receipt_figures (QuireMessage *message)
 {
@@ -120,6 +165,7 @@ quire_format_receipt_figures (QuireMessage *message)
   g_autofree char *speed = quire_format_speed (r->decode_tokens_per_s);
   g_autofree char *n_new = quire_format_count (r->n_new);
   g_autofree char *n_reused = quire_format_count (r->n_reused);
+  g_autofree char *mismatch = quire_format_mismatch (r);
 
   if (ending != NULL)
     g_strv_builder_add (figures, ending);
@@ -138,6 +184,13 @@ quire_format_receipt_figures (QuireMessage *message)
       g_strv_builder_add (figures, a);
       g_strv_builder_add (figures, b);
     }
+  /* Translators: tokens of the prompt brought back to the GPU from host memory. Keep it short, as those below. */
+  add_figure (figures, _ ("%s from host"), r->n_restored_host);
+  add_figure (figures, _ ("%s from disk"), r->n_restored_disk);
+  add_figure (figures, _ ("%s read in host memory"), r->n_on_host);
+  add_figure (figures, _ ("%s computed again"), r->n_recomputed);
+  if (mismatch != NULL)
+    g_strv_builder_add (figures, mismatch);
 
   return g_strv_builder_end (figures);
 }
@@ -180,16 +233,32 @@ quire_format_receipt_table (QuireMessage *message)
 {
   const qe_receipt *r = &quire_message_get_reply (message)->receipt;
   g_autoptr (GStrvBuilder) rows = g_strv_builder_new ();
+  g_autofree char *mismatch = quire_format_mismatch (r);
 
   add_row (rows, _ ("First token after"), quire_format_ms (r->first_token_ms));
   add_row (rows, _ ("Waited in the queue"), quire_format_ms (r->queue_ms));
+  if (r->mode != QE_CACHE_AUTO)
+    add_row (rows, _ ("Cache mode"), g_strdup (quire_cache_mode_get_title (r->mode)));
   add_row (rows, _ ("Prompt tokens"), quire_format_count (r->n_prompt));
   add_row (rows, _ ("Reused from the cache"), quire_format_count (r->n_reused));
+  if (r->n_shared > 0)
+    add_row (rows, _ ("Of these, from other chats"), quire_format_count (r->n_shared));
+  if (r->n_restored_host > 0)
+    add_row (rows, _ ("Of these, brought back from host memory"),
+             quire_format_count (r->n_restored_host));
+  if (r->n_restored_disk > 0)
+    add_row (rows, _ ("Of these, brought back from disk"), quire_format_count (r->n_restored_disk));
+  if (r->n_on_host > 0)
+    add_row (rows, _ ("Of these, read in host memory"), quire_format_count (r->n_on_host));
+  if (r->restore_ms > 0 && r->n_restored_host + r->n_restored_disk > 0)
+    add_row (rows, _ ("Bringing back took"), quire_format_ms (r->restore_ms));
   add_row (rows, _ ("Newly computed"), quire_format_count (r->n_new));
   if (r->n_recomputed > 0)
     add_row (rows, _ ("Of these, computed again"), quire_format_count (r->n_recomputed));
   if (r->first_mismatch >= 0)
     add_row (rows, _ ("Differs from token"), quire_format_count ((guint64)r->first_mismatch));
+  if (mismatch != NULL)
+    add_row (rows, _ ("Why not all was reused"), g_steal_pointer (&mismatch));
   add_row (rows, _ ("Reading took"), quire_format_ms (r->prefill_ms));
   if (r->prefill_tokens_per_s > 0)
     add_row (rows, _ ("Reading speed"), quire_format_speed (r->prefill_tokens_per_s));

@@ -17,10 +17,13 @@ char *quire_format_bytes (guint64 bytes);
 
 /* The line of a reply while it runs: "Queued (2 before)", "Reading 6,120 of 16,512 tokens", "96 tok/s". */
 char *quire_format_progress (QuireMessage *message);
-/* The figures of a finished reply, most important first: first token, tok/s, new, reused. NULL-terminated, owned. */
+/* The figures of a finished reply, most important first: first token, tok/s, new, reused, brought back from the host and
+ * the disk, computed again and why. NULL-terminated, owned. */
 char **quire_format_receipt_figures (QuireMessage *message);
 /* "Stopped", "Cut at 512 tokens"...; NULL for a reply that ended by itself. */
 char *quire_format_ending (QuireMessage *message);
+/* Why not all that the chat had computed was used, and from which token on; NULL when all was. */
+char *quire_format_mismatch (const qe_receipt *receipt);
 /* (element-type utf8) label and value in turn, NULL-terminated: the receipt table. */
 char **quire_format_receipt_table (QuireMessage *message);
 

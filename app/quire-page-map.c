@@ -65,8 +65,12 @@ quire_map_cell_merge (QuireMapCell *out, const QuireMapLayout *layout, const qe_
   out->n_pages = end - first;
   for (guint i = first; i < end; i++)
     {
-      out->tier = MAX (out->tier, pages[i].flags & QE_CELL_TIER_MASK);
+      guint8 tier = MIN (pages[i].flags & QE_CELL_TIER_MASK, QE_N_TIERS - 1);
+
+      out->tier = MAX (out->tier, tier);
+      out->by_tier[tier]++;
       out->shared |= (pages[i].flags & QE_CELL_SHARED) != 0;
+      out->moving |= (pages[i].flags & QE_CELL_MOVING) != 0;
       out->n_refs = MAX (out->n_refs, pages[i].n_refs);
       out->n_tokens += pages[i].n_tokens;
     }
@@ -128,6 +132,29 @@ quire_page_map_snapshot_swatch (GtkWidget *widget, GtkSnapshot *snapshot, const 
     }
 }
 
+/* Two strokes that meet at the right, outlined: legible on a filled and on a hollow cell. */
+static void
+append_arrow (QuirePageMap *self, GtkSnapshot *snapshot, const graphene_rect_t *r)
+{
+  gboolean rtl = gtk_widget_get_direction (GTK_WIDGET (self)) == GTK_TEXT_DIR_RTL;
+  GdkRGBA ring, dot;
+
+  lookup_color (GTK_WIDGET (self), "quire_cell_ring", &ring);
+  lookup_color (GTK_WIDGET (self), "quire_cell_dot", &dot);
+  for (int pass = 0; pass < 2; pass++)
+    for (int y = 0; y < 5; y++)
+      {
+        float x = (float)(2 + 2 - ABS (y - 2)), margin = pass == 0 ? 1 : 0;
+
+        if (rtl)
+          x = QUIRE_MAP_CELL_PX - 1 - x;
+        gtk_snapshot_append_color (snapshot, pass == 0 ? &ring : &dot,
+                                   &GRAPHENE_RECT_INIT (r->origin.x + x - margin,
+                                                        r->origin.y + 1 + (float)y, 1 + 2 * margin,
+                                                        1));
+      }
+}
+
 static void
 snapshot_cell (QuirePageMap *self, GtkSnapshot *snapshot, guint index, const graphene_rect_t *r)
 {
@@ -137,7 +164,9 @@ snapshot_cell (QuirePageMap *self, GtkSnapshot *snapshot, guint index, const gra
   quire_map_cell_merge (&cell, &self->layout, self->pages, index);
   level = CLAMP ((double)cell.n_tokens / (16.0 * cell.n_pages), 0.125, 1.0);
   quire_page_map_snapshot_swatch (GTK_WIDGET (self), snapshot, r, cell.tier, level);
-  if (cell.shared)
+  if (cell.moving)
+    append_arrow (self, snapshot, r);
+  else if (cell.shared)
     {
       GdkRGBA ring, dot;
 
@@ -276,6 +305,8 @@ quire_page_map_set_pages (QuirePageMap *self, const qe_cell *pages, guint n_page
                           const char *title)
 {
   guint first = 0, n_shared = 0, n_rows = self->layout.n_rows;
+  QuireMapLayout all = { .n_pages = n_pages, .pages_per_cell = MAX (n_pages, 1) };
+  QuireMapCell sum;
   g_autofree char *label = NULL;
 
   g_return_if_fail (QUIRE_IS_PAGE_MAP (self));
@@ -293,9 +324,13 @@ quire_page_map_set_pages (QuirePageMap *self, const qe_cell *pages, guint n_page
   self->cursor = MIN (self->cursor, (int)self->layout.n_cells - 1);
   for (guint i = 0; i < n_pages; i++)
     n_shared += (pages[i].flags & QE_CELL_SHARED) != 0;
-  label = g_strdup_printf (ngettext ("Page map of “%s”: %u page, %u shared",
-                                     "Page map of “%s”: %u pages, %u shared", n_pages),
-                           title, n_pages, n_shared);
+  quire_map_cell_merge (&sum, &all, pages, 0);
+  /* Translators: a chat's title, then pages: all, by tier, and those that other chats have too. */
+  label = g_strdup_printf (
+      ngettext ("Page map of “%s”: %u page; GPU %u, host %u, disk %u; %u shared",
+                "Page map of “%s”: %u pages; GPU %u, host %u, disk %u; %u shared", n_pages),
+      title, n_pages, sum.by_tier[QE_TIER_GPU], sum.by_tier[QE_TIER_HOST],
+      sum.by_tier[QE_TIER_DISK], n_shared);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_PROPERTY_LABEL, label, -1);
   if (n_rows != self->layout.n_rows)
     gtk_widget_queue_resize (GTK_WIDGET (self));
@@ -321,13 +356,19 @@ describe_cell (QuirePageMap *self, int index)
   quire_map_cell_merge (&cell, &self->layout, self->pages, (guint)index);
   g_string_append_printf (text, _ ("Tokens %u–%u"), cell.first_token,
                           cell.first_token + MAX (cell.n_tokens, 1) - 1);
-  g_string_append_printf (text, " · %s", tiers[MIN (cell.tier, 2)]);
+  for (guint tier = 0; tier < QE_N_TIERS; tier++)
+    if (cell.by_tier[tier] == cell.n_pages)
+      g_string_append_printf (text, " · %s", tiers[tier]);
+    else if (cell.by_tier[tier] > 0)
+      g_string_append_printf (text, " · %s %u", tiers[tier], cell.by_tier[tier]);
   if (cell.shared)
     {
       g_string_append (text, " · ");
       g_string_append_printf (text, ngettext ("shared by %u", "shared by %u", cell.n_refs),
                               cell.n_refs);
     }
+  if (cell.moving)
+    g_string_append_printf (text, " · %s", _ ("moving to another tier"));
   return g_string_free (text, FALSE);
 }
 

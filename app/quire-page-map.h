@@ -1,4 +1,5 @@
-/* quire-page-map.h: one conversation's KV pages as cells: fill by tier, level by filled tokens, a dot when shared.
+/* quire-page-map.h: one conversation's KV pages as cells: fill by tier, level by filled tokens, a dot when
+ * shared, an arrow while a copy moves to another tier.
  *
  * Geometry is plain data (QuireMapLayout), so that it is tested without a display. */
 #pragma once
@@ -21,11 +22,12 @@ void quire_map_layout_compute (QuireMapLayout *layout, guint n_pages, int width)
 /* The cell at a point, or -1. @rtl: columns run from the right. @width: of the widget. */
 int quire_map_layout_hit (const QuireMapLayout *layout, double x, double y, int width,
                           gboolean rtl);
-/* What a cell of several pages shows: the worst tier, shared when any is, tokens summed. */
+/* What a cell of several pages shows: the worst tier, shared or moving when any is, tokens summed. */
 typedef struct
 {
   guint8 tier, n_refs;
-  gboolean shared;
+  gboolean shared, moving;
+  guint by_tier[QE_N_TIERS]; /* pages */
   guint first_token, n_tokens, n_pages;
 } QuireMapCell;
 void quire_map_cell_merge (QuireMapCell *out, const QuireMapLayout *layout, const qe_cell *pages,

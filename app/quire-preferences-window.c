@@ -17,7 +17,10 @@ struct _QuirePreferencesWindow
   AdwActionRow *folder_row;
   GtkButton *default_button;
   GtkSpinButton *cache_spin, *threads_spin, *max_tokens_spin, *reserve_spin;
-  AdwActionRow *memory_row, *reserve_row;
+  GtkSpinButton *host_mib_spin, *disk_mib_spin;
+  AdwActionRow *memory_row, *reserve_row, *host_mib_row;
+  AdwComboRow *host_row, *path_row, *mode_row;
+  AdwExpanderRow *disk_row;
   AdwComboRow *processor_row;
   GPtrArray *devices; /* qe_device_desc; NULL until the machine was asked */
   GCancellable *asking;
@@ -139,6 +142,29 @@ fill_processors (QuirePreferencesWindow *self)
   gtk_widget_set_visible (GTK_WIDGET (self->reserve_row), self->devices->len > 0);
 }
 
+/* What the host tier comes to, in tokens and bytes. */
+static void
+show_host (QuirePreferencesWindow *self, const qe_memory_plan *plan)
+{
+  g_autofree char *text = NULL;
+
+  if (plan == NULL)
+    text = g_strdup ("");
+  else if (plan->host_kv == 0)
+    text = g_strdup (plan->on_device
+                         ? _ ("None is used")
+                         : _ ("None is used: without a GPU the cache is in host memory anyway"));
+  else
+    {
+      g_autofree char *bytes = quire_format_bytes (plan->host_kv);
+      g_autofree char *tokens = quire_format_count (plan->host_kv_tokens);
+
+      /* Translators: bytes, then the tokens that they hold: "16.0 GiB, for 116,508 tokens". */
+      text = g_strdup_printf (_ ("%s, for %s tokens"), bytes, tokens);
+    }
+  adw_action_row_set_subtitle (ADW_ACTION_ROW (self->host_row), text);
+}
+
 static void
 show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
 {
@@ -168,6 +194,7 @@ show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
                                 plan->device, weights, kv, tokens);
     }
   adw_action_row_set_subtitle (self->memory_row, text);
+  show_host (self, plan);
   if (plan != NULL && plan->problem != NULL)
     gtk_widget_add_css_class (GTK_WIDGET (self->memory_row), "error");
   else
@@ -227,6 +254,99 @@ processor_cb (QuirePreferencesWindow *self)
   g_settings_set_string (settings, "device", device);
 }
 
+/* ---- Tiers and modes ---- */
+
+static void
+update_host_size (QuirePreferencesWindow *self)
+{
+  enum
+  {
+    HOST_SIZE = 2
+  };
+
+  gtk_widget_set_visible (GTK_WIDGET (self->host_mib_row),
+                          adw_combo_row_get_selected (self->host_row) == HOST_SIZE);
+}
+
+static void
+update_mode (QuirePreferencesWindow *self)
+{
+  QuireCacheChoice choice = adw_combo_row_get_selected (self->mode_row);
+  const char *note = quire_cache_choice_get_error_note (choice);
+  const char *description = quire_cache_choice_get_description (choice);
+  g_autofree char *text
+      = note != NULL ? g_strdup_printf ("%s. %s", description, note) : g_strdup (description);
+
+  adw_action_row_set_subtitle (ADW_ACTION_ROW (self->mode_row), text);
+}
+
+/* An enum of the settings is a combo row's index. */
+static gboolean
+enum_to_index (GValue *value, GVariant *variant, gpointer key)
+{
+  g_value_set_uint (value, (guint)g_settings_get_enum (quire_settings_get_default (), key));
+  return TRUE;
+}
+
+static GVariant *
+index_to_enum (const GValue *value, const GVariantType *type, gpointer key)
+{
+  g_autoptr (GSettingsSchema) schema = NULL;
+  g_autoptr (GSettingsSchemaKey) schema_key = NULL;
+  g_autoptr (GVariant) range = NULL, nicks = NULL;
+  guint index = g_value_get_uint (value);
+
+  g_object_get (quire_settings_get_default (), "settings-schema", &schema, NULL);
+  schema_key = g_settings_schema_get_key (schema, key);
+  range = g_settings_schema_key_get_range (schema_key);
+  g_variant_get (range, "(&sv)", NULL, &nicks);
+  return index < g_variant_n_children (nicks) ? g_variant_get_child_value (nicks, index) : NULL;
+}
+
+static void
+bind_enum (const char *key, AdwComboRow *row)
+{
+  g_settings_bind_with_mapping (quire_settings_get_default (), key, row, "selected",
+                                G_SETTINGS_BIND_DEFAULT, enum_to_index, index_to_enum,
+                                (gpointer)key, NULL);
+}
+
+static void
+bind_cache (QuirePreferencesWindow *self)
+{
+  GSettings *settings = quire_settings_get_default ();
+  g_autoptr (GtkStringList) modes = gtk_string_list_new (NULL);
+  g_autofree char *disk_dir = quire_settings_dup_disk_dir ();
+  g_autofree char *disk
+      = g_strdup_printf (_ ("Long chats are read back after a restart. In %s"), disk_dir);
+
+  for (guint i = 0; i < QUIRE_N_CACHE_CHOICES; i++)
+    if (quire_cache_choice_is_approximate (i))
+      {
+        g_autofree char *name
+            = g_strdup_printf (_ ("%s · approximate"), quire_cache_choice_get_title (i));
+
+        gtk_string_list_append (modes, name);
+      }
+    else
+      gtk_string_list_append (modes, quire_cache_choice_get_title (i));
+  adw_combo_row_set_model (self->mode_row, G_LIST_MODEL (modes));
+  bind_enum ("cache-mode", self->mode_row);
+  bind_enum ("host-memory", self->host_row);
+  bind_enum ("host-path", self->path_row);
+  g_settings_bind (settings, "host-mib", self->host_mib_spin, "value", G_SETTINGS_BIND_DEFAULT);
+  g_settings_bind (settings, "disk-mib", self->disk_mib_spin, "value", G_SETTINGS_BIND_DEFAULT);
+  g_settings_bind (settings, "disk-tier", self->disk_row, "enable-expansion",
+                   G_SETTINGS_BIND_DEFAULT);
+  adw_preferences_row_set_use_markup (ADW_PREFERENCES_ROW (self->disk_row), FALSE);
+  adw_expander_row_set_subtitle (self->disk_row, disk);
+  g_signal_connect_swapped (self->host_row, "notify::selected", G_CALLBACK (update_host_size),
+                            self);
+  g_signal_connect_swapped (self->mode_row, "notify::selected", G_CALLBACK (update_mode), self);
+  update_host_size (self);
+  update_mode (self);
+}
+
 /* A seed is a number of 64 bits, or nothing. */
 static void
 seed_changed_cb (QuirePreferencesWindow *self)
@@ -268,6 +388,13 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, cache_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, threads_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, memory_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, host_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, host_mib_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, host_mib_spin);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, path_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, disk_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, disk_mib_spin);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, mode_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, processor_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, reserve_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, reserve_spin);
@@ -291,8 +418,8 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
 static void
 quire_preferences_window_init (QuirePreferencesWindow *self)
 {
-  static const char *const asked_keys[]
-      = { "model-folder", "backend", "device", "reserve-mib", "cache-mib" };
+  static const char *const asked_keys[] = { "model-folder", "backend",     "device",  "reserve-mib",
+                                            "cache-mib",    "host-memory", "host-mib" };
   GSettings *settings = quire_settings_get_default ();
   g_autofree char *seed = g_settings_get_string (settings, "seed");
 
@@ -314,6 +441,7 @@ quire_preferences_window_init (QuirePreferencesWindow *self)
                            G_CONNECT_SWAPPED);
   update_folder (self);
 
+  bind_cache (self);
   gtk_widget_set_visible (GTK_WIDGET (self->reserve_row), FALSE);
   g_signal_connect_swapped (self->processor_row, "notify::selected", G_CALLBACK (processor_cb),
                             self);

@@ -46,6 +46,41 @@ quire_settings_get_turn (const qe_model_info *model, QuireTurnSettings *out)
   out->thinking = (qe_thinking)g_settings_get_enum (settings, "thinking");
 }
 
+char *
+quire_settings_dup_disk_dir (void)
+{
+  return g_build_filename (g_get_user_cache_dir (), "quire", "kv", NULL);
+}
+
+QuireCacheChoice
+quire_settings_get_cache (void)
+{
+  return (QuireCacheChoice)g_settings_get_enum (quire_settings_get_default (), "cache-mode");
+}
+
+/* As qe_engine_options has it: 0 for a default, 1 for none. */
+static guint64
+host_bytes (GSettings *settings)
+{
+  enum
+  {
+    HOST_AUTO,
+    HOST_OFF,
+    HOST_SIZE
+  };
+
+  switch (g_settings_get_enum (settings, "host-memory"))
+    {
+    case HOST_OFF:
+      return 1;
+    case HOST_SIZE:
+      return (guint64)g_settings_get_uint (settings, "host-mib") * 1024 * 1024;
+    case HOST_AUTO:
+    default:
+      return 0;
+    }
+}
+
 void
 quire_settings_get_engine (const char *backend, QuireEngineSettings *out)
 {
@@ -55,12 +90,19 @@ quire_settings_get_engine (const char *backend, QuireEngineSettings *out)
   *out = (QuireEngineSettings){
     .backend = backend != NULL ? g_strdup (backend) : g_settings_get_string (settings, "backend"),
     .device = g_settings_get_string (settings, "device"),
+    .disk_dir
+    = g_settings_get_boolean (settings, "disk-tier") ? quire_settings_dup_disk_dir () : NULL,
   };
   out->options = (qe_engine_options){
     .backend = out->backend[0] != '\0' ? out->backend : NULL,
     .device = out->device[0] != '\0' ? out->device : NULL,
     .n_threads = g_settings_get_uint (settings, "threads"),
     .kv_bytes_max = (guint64)g_settings_get_uint (settings, "cache-mib") * 1024 * 1024,
+    .host_bytes_max = host_bytes (settings),
+    .host_path = (qe_host_path)g_settings_get_enum (settings, "host-path"),
+    .disk_dir = out->disk_dir,
+    .disk_bytes_max
+    = out->disk_dir != NULL ? (guint64)g_settings_get_uint (settings, "disk-mib") * 1024 * 1024 : 0,
     .memory_reserve = MAX (reserve_mib * 1024 * 1024, 1),
   };
 }
@@ -70,6 +112,7 @@ quire_engine_settings_clear (QuireEngineSettings *settings)
 {
   g_clear_pointer (&settings->backend, g_free);
   g_clear_pointer (&settings->device, g_free);
+  g_clear_pointer (&settings->disk_dir, g_free);
 }
 
 char *

@@ -14,13 +14,17 @@ gboolean quire_settings_exist (void);
 void quire_settings_get_turn (const qe_model_info *model, QuireTurnSettings *out);
 typedef struct
 {
-  qe_engine_options options; /* its strings are the two below */
-  char *backend, *device;
+  qe_engine_options options; /* its strings are the three below */
+  char *backend, *device, *disk_dir;
 } QuireEngineSettings;
 
 /* @backend: overrides the setting; may be NULL. */
 void quire_settings_get_engine (const char *backend, QuireEngineSettings *out);
 void quire_engine_settings_clear (QuireEngineSettings *settings);
+/* Where pages are kept over restarts when the disk tier is on. Returns: owned. */
+char *quire_settings_dup_disk_dir (void);
+/* The mode of new chats. */
+QuireCacheChoice quire_settings_get_cache (void);
 /* The chosen folder, or the shipped model's. Returns: owned. */
 char *quire_settings_dup_model_dir (void);
 

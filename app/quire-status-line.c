@@ -45,6 +45,24 @@ update_buttons (QuireStatusLine *self)
   gtk_widget_set_visible (self->regenerate_button, self->last);
 }
 
+/* All figures, those that the line has no room for too. */
+static gboolean
+query_tooltip_cb (QuireStatusLine *self, int x, int y, gboolean keyboard, GtkTooltip *tooltip)
+{
+  g_auto (GStrv) rows = NULL;
+  GString *text;
+
+  if (quire_message_is_running (self->message))
+    return FALSE;
+  rows = quire_format_receipt_table (self->message);
+  text = g_string_new (_ ("What this reply took"));
+  for (int i = 0; rows[i] != NULL; i += 2)
+    g_string_append_printf (text, "\n%s: %s", rows[i], rows[i + 1]);
+  gtk_tooltip_set_text (tooltip, text->str);
+  g_string_free (text, TRUE);
+  return TRUE;
+}
+
 static void
 update (QuireStatusLine *self)
 {
@@ -165,7 +183,9 @@ quire_status_line_init (QuireStatusLine *self)
   gtk_button_set_child (GTK_BUTTON (self->receipt_button), self->figures);
   gtk_widget_add_css_class (self->receipt_button, "flat");
   gtk_widget_add_css_class (self->receipt_button, "receipt");
-  gtk_widget_set_tooltip_text (self->receipt_button, _ ("What this reply took"));
+  gtk_widget_set_has_tooltip (self->receipt_button, TRUE);
+  g_signal_connect_swapped (self->receipt_button, "query-tooltip", G_CALLBACK (query_tooltip_cb),
+                            self);
   g_signal_connect_swapped (self->receipt_button, "clicked", G_CALLBACK (receipt_clicked_cb), self);
   gtk_box_append (GTK_BOX (self), self->receipt_button);
 

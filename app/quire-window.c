@@ -305,7 +305,10 @@ QuireChatView *
 quire_window_new_chat (QuireWindow *self)
 {
   g_autoptr (QuireConversation) conversation = quire_conversation_new (self->client);
-  AdwTabPage *page = add_chat (self, conversation);
+  AdwTabPage *page;
+
+  quire_conversation_set_cache (conversation, quire_settings_get_cache (), NULL);
+  page = add_chat (self, conversation);
 
   return QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
 }
@@ -342,6 +345,7 @@ selected_page_cb (QuireWindow *self)
   conversation = quire_chat_view_get_conversation (chat);
   adw_tab_page_set_needs_attention (adw_tab_view_get_selected_page (self->tab_view), FALSE);
   quire_cache_panel_set_active_session (self->panel, quire_conversation_get_session (conversation));
+  quire_engine_client_prefetch (self->client, quire_conversation_get_session (conversation));
   gtk_widget_grab_focus (GTK_WIDGET (chat));
   for (int i = 0;; i++)
     {
@@ -770,8 +774,6 @@ connect_signals (QuireWindow *self)
   g_signal_connect_swapped (self->panel, "session-activated", G_CALLBACK (session_activated_cb),
                             self);
   g_signal_connect_swapped (self->panel, "close-clicked", G_CALLBACK (panel_close_cb), self);
-  g_signal_connect_swapped (self->panel, "why-gpu-clicked", G_CALLBACK (quire_why_gpu_present),
-                            self);
   g_signal_connect_object (self->client, "status-changed", G_CALLBACK (update_title), self,
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (self->client, "snapshot-changed", G_CALLBACK (snapshot_changed_cb), self,

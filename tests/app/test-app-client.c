@@ -1,6 +1,7 @@
 /* Tests of the parts without GTK: layout table, titles, thinking, figures. */
 #include <string.h>
 
+#include "app/quire-cache-modes.h"
 #include "app/quire-conversation.h"
 #include "app/quire-format.h"
 #include "app/quire-layout.h"
@@ -153,6 +154,110 @@ static void test_states(void)
     }
 }
 
+/* What a turn brought back from slower tiers, and why it could not go on from all of it. */
+static void test_receipt(void)
+{
+    g_autoptr(QuireMessage) message = quire_message_new(QE_ROLE_ASSISTANT, "");
+    qe_update update = {.state = QE_REQUEST_DONE, .finish = QE_FINISH_STOP};
+    g_auto(GStrv) figures = NULL, rows = NULL;
+    g_autofree char *line = NULL, *table = NULL;
+
+    update.receipt = (qe_receipt){.mode = QE_CACHE_TIERED,
+        .n_prompt = 2000,
+        .n_reused = 400,
+        .n_shared = 16,
+        .n_restored_host = 320,
+        .n_restored_disk = 64,
+        .n_on_host = 16,
+        .n_new = 1600,
+        .n_recomputed = 1500,
+        .first_mismatch = 412,
+        .mismatch = QE_MISMATCH_EDITED,
+        .restore_ms = 12};
+    quire_message_apply(message, &update);
+    figures = quire_format_receipt_figures(message);
+    line = g_strjoinv(" · ", figures);
+    g_assert_cmpstr(line, ==,
+        "1600 new · 400 reused · 320 from host · 64 from disk · 16 read in host memory · 1500 computed again "
+        "· "
+        "the chat was changed at token 412");
+    rows = quire_format_receipt_table(message);
+    g_assert_cmpuint(g_strv_length(rows) % 2, ==, 0);
+    table = g_strjoinv("|", rows);
+    g_assert_nonnull(strstr(table, "|Cache mode|Tiered|"));
+    g_assert_nonnull(strstr(table, "|Why not all was reused|the chat was changed at token 412|"));
+    g_assert_nonnull(strstr(table, "|Bringing back took|12 ms|"));
+
+    for (int m = QE_MISMATCH_NONE; m <= QE_MISMATCH_MODE; m++) {
+        g_autofree char *words = NULL;
+
+        update.receipt.mismatch = m;
+        words = quire_format_mismatch(&update.receipt);
+        g_assert_cmpint(words == NULL, ==, m == QE_MISMATCH_NONE);
+    }
+    update.receipt =
+        (qe_receipt){.mode = QE_CACHE_REBUILD, .mismatch = QE_MISMATCH_MODE, .first_mismatch = -1};
+    assert_text(quire_format_mismatch(&update.receipt), "the mode Rebuild keeps nothing");
+    update.receipt.mode = QE_CACHE_TIERED;
+    assert_text(quire_format_mismatch(&update.receipt), "the cache mode was changed");
+}
+
+/* Each choice is a mode that the engine takes, with words of its own. */
+static void test_choices(void)
+{
+    for (guint i = 0; i < QUIRE_N_CACHE_CHOICES; i++) {
+        qe_cache_config config;
+        g_autoptr(GError) error = NULL;
+
+        quire_cache_choice_get_config(i, &config);
+        g_assert_true(qe_cache_config_check(&config, &error));
+        g_assert_no_error(error);
+        g_assert_cmpint(
+            quire_cache_choice_get_error_note(i) != NULL, ==, config.mode == QE_CACHE_TIERED_INT8);
+        for (guint j = 0; j < i; j++) {
+            g_assert_cmpstr(quire_cache_choice_get_title(i), !=, quire_cache_choice_get_title(j));
+            g_assert_cmpstr(quire_cache_choice_get_description(i), !=, quire_cache_choice_get_description(j));
+        }
+    }
+    g_assert_cmpuint(quire_cache_count_again(QE_CACHE_SESSION, QE_CACHE_TIERED, 100), ==, 0);
+    g_assert_cmpuint(quire_cache_count_again(QE_CACHE_SESSION, QE_CACHE_PAGED, 100), ==, 100);
+    g_assert_cmpuint(quire_cache_count_again(QE_CACHE_REBUILD, QE_CACHE_SESSION, 100), ==, 100);
+    g_assert_cmpuint(quire_cache_count_again(QE_CACHE_TIERED, QE_CACHE_TIERED_INT8, 100), ==, 100);
+    g_assert_cmpuint(quire_cache_count_again(QE_CACHE_TIERED_INT8, QE_CACHE_TIERED_INT8, 100), ==, 0);
+}
+
+static void test_cost(void)
+{
+    /* 1,000 tokens of bf16 on the GPU, four times as many beside it. */
+    qe_memory_plan plan = {.on_device = true,
+        .page_bytes = 64 * 1024,
+        .page_bytes_int8 = 36 * 1024,
+        .kv = 63 * 64 * 1024,
+        .host_kv = 252 * 64 * 1024};
+
+    assert_text(quire_cache_format_cost(&plan, QE_CACHE_SESSION, QUIRE_CACHE_AUTO, QUIRE_CACHE_TIERED, 160),
+        "The next turn computes nothing again.\n160 tokens: 640.0 KiB on the GPU");
+    assert_text(quire_cache_format_cost(&plan, QE_CACHE_SESSION, QUIRE_CACHE_AUTO, QUIRE_CACHE_TIERED, 1600),
+        "The next turn computes nothing again.\n1600 tokens: 3.9 MiB on the GPU and 2.3 MiB in host memory");
+    assert_text(quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_REBUILD, 160),
+        "The next turn, and every one after it, computes 160 tokens again.\n160 tokens: 640.0 KiB on the "
+        "GPU");
+    assert_text(
+        quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_TIERED_INT8, 160),
+        "The next turn computes 160 tokens again, once.\n160 tokens: 360.0 KiB on the GPU");
+    assert_text(quire_cache_format_cost(&plan, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_SESSION, 1600),
+        "The next turn computes nothing again.\nIts 1600 tokens need 6.2 MiB, more than this mode has: a "
+        "turn "
+        "will be refused.");
+    assert_text(quire_cache_format_cost(NULL, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_SESSION, 0),
+        "The chat is empty: the change costs nothing.");
+    assert_text(quire_cache_format_cost(NULL, QE_CACHE_TIERED, QUIRE_CACHE_AUTO, QUIRE_CACHE_AUTO, 10),
+        "This mode is in use.");
+    g_assert_cmpint(quire_cache_choice_resolve(QUIRE_CACHE_AUTO, &plan), ==, QE_CACHE_TIERED);
+    plan.host_kv = 0;
+    g_assert_cmpint(quire_cache_choice_resolve(QUIRE_CACHE_AUTO, &plan), ==, QE_CACHE_SESSION);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -161,5 +266,8 @@ int main(int argc, char **argv)
     g_test_add_func("/app/thinking/split", test_thinking);
     g_test_add_func("/app/format/figures", test_figures);
     g_test_add_func("/app/message/states", test_states);
+    g_test_add_func("/app/message/receipt", test_receipt);
+    g_test_add_func("/app/cache-modes/choices", test_choices);
+    g_test_add_func("/app/cache-modes/cost", test_cost);
     return g_test_run();
 }

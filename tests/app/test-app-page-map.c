@@ -65,9 +65,53 @@ static void test_merge(void)
     g_assert_cmpuint(cell.tier, ==, QE_TIER_HOST);
     g_assert_true(cell.shared);
     g_assert_cmpuint(cell.n_refs, ==, 3);
+    g_assert_cmpuint(cell.by_tier[QE_TIER_HOST], ==, 1);
+    g_assert_cmpuint(cell.by_tier[QE_TIER_GPU], ==, 1);
     quire_map_cell_merge(&cell, &l, pages, 1024); /* the last cell has one page */
     g_assert_cmpuint(cell.n_pages, ==, 1);
     g_assert_cmpuint(cell.n_tokens, ==, 5);
+}
+
+/* Tier, shared and moving are bits of one byte: each shows whatever the others are. */
+static void test_tiers(void)
+{
+    QuireMapLayout one, two, all;
+    QuireMapCell cell;
+    qe_cell pages[24];
+
+    for (guint i = 0; i < 24; i++)
+        pages[i] = (qe_cell){.flags = (uint8_t)((i % QE_N_TIERS) | (i & 4 ? QE_CELL_SHARED : 0) |
+                                                (i & 8 ? QE_CELL_MOVING : 0) | (i == 23 ? QE_CELL_TAIL : 0)),
+            .n_refs = i & 4 ? 2 : 1,
+            .n_tokens = 16};
+    quire_map_layout_compute(&one, 24, 276);
+    for (guint i = 0; i < 24; i++) {
+        quire_map_cell_merge(&cell, &one, pages, i);
+        g_assert_cmpuint(cell.tier, ==, i % QE_N_TIERS);
+        g_assert_cmpint(cell.shared, ==, (i & 4) != 0);
+        g_assert_cmpint(cell.moving, ==, (i & 8) != 0);
+        for (guint t = 0; t < QE_N_TIERS; t++)
+            g_assert_cmpuint(cell.by_tier[t], ==, t == i % QE_N_TIERS);
+    }
+    two = (QuireMapLayout){.n_pages = 24, .pages_per_cell = 2, .n_cells = 12};
+    quire_map_cell_merge(&cell, &two, pages, 0); /* GPU and host */
+    g_assert_cmpuint(cell.tier, ==, QE_TIER_HOST);
+    g_assert_false(cell.moving);
+    quire_map_cell_merge(&cell, &two, pages, 4); /* pages 8 and 9 */
+    g_assert_true(cell.moving);
+    g_assert_false(cell.shared);
+    all = (QuireMapLayout){.n_pages = 24, .pages_per_cell = 24};
+    quire_map_cell_merge(&cell, &all, pages, 0);
+    for (guint t = 0; t < QE_N_TIERS; t++)
+        g_assert_cmpuint(cell.by_tier[t], ==, 8);
+    /* A tier that this program does not know counts as the slowest. */
+    pages[0].flags = QE_CELL_TIER_MASK;
+    quire_map_cell_merge(&cell, &one, pages, 0);
+    g_assert_cmpuint(cell.tier, ==, QE_TIER_DISK);
+    /* No pages: nothing is read. */
+    all.n_pages = 0;
+    quire_map_cell_merge(&cell, &all, NULL, 0);
+    g_assert_cmpuint(cell.n_pages, ==, 0);
 }
 
 int main(int argc, char **argv)
@@ -76,5 +120,6 @@ int main(int argc, char **argv)
     g_test_add_func("/app/page-map/layout", test_layout);
     g_test_add_func("/app/page-map/hit", test_hit);
     g_test_add_func("/app/page-map/merge", test_merge);
+    g_test_add_func("/app/page-map/tiers", test_tiers);
     return g_test_run();
 }

@@ -1,262 +1,12 @@
-/* test-app-ui.c: the real application with the shipped model, driven by real key events.
- *
- * It runs in this process, so that the test reads the widgets' state; keys come through the X server (xdotool). Each
- * test opens its own window. Waiting is for a condition, with a limit that only a hang reaches. Screenshots go to
- * $QUIRE_TEST_SHOTS when it is set: they are for people. */
+/* test-app-ui.c: the real application with the shipped model, driven by real key events. See ui-harness.h. */
 #include <glib/gstdio.h>
-#include <gtk/gtk.h>
 #include <string.h>
 
-#include "app/quire-application.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-message-row.h"
-#include "app/quire-preferences-window.h"
 #include "app/quire-settings.h"
-#include "app/quire-window.h"
 #include "tests/app/fake-im.h"
-
-#define WAIT_MS_MAX 120000
-
-static QuireApplication *application;
-static QuireWindow *window;
-
-typedef gboolean (*Condition)(gpointer data);
-
-static gboolean timeout_cb(gpointer data)
-{
-    *(gboolean *)data = TRUE;
-    return G_SOURCE_REMOVE;
-}
-
-/* Runs the main loop until @condition holds. */
-static void wait_for(const char *what, Condition condition, gpointer data)
-{
-    gboolean late = FALSE;
-    guint id = g_timeout_add(WAIT_MS_MAX, timeout_cb, &late);
-
-    while (!condition(data) && !late)
-        g_main_context_iteration(NULL, TRUE);
-    if (late)
-        g_error("waited too long for: %s", what);
-    g_source_remove(id);
-}
-
-static void wait_ms(guint ms)
-{
-    gboolean over = FALSE;
-
-    g_timeout_add(ms, timeout_cb, &over);
-    while (!over)
-        g_main_context_iteration(NULL, TRUE);
-}
-
-static gboolean is_set(gpointer data)
-{
-    return *(gboolean *)data;
-}
-
-static void exited_cb(GObject *source, GAsyncResult *result, gpointer data)
-{
-    g_assert_true(g_subprocess_wait_check_finish(G_SUBPROCESS(source), result, NULL));
-    *(gboolean *)data = TRUE;
-}
-
-/* Runs a command while the main loop goes on. */
-static void run(const char *const *argv)
-{
-    g_autoptr(GError) error = NULL;
-    g_autoptr(GSubprocess) process = g_subprocess_newv(argv, G_SUBPROCESS_FLAGS_NONE, &error);
-    gboolean done = FALSE;
-
-    g_assert_no_error(error);
-    g_subprocess_wait_check_async(process, NULL, exited_cb, &done);
-    wait_for(argv[0], is_set, &done);
-}
-
-static void key(const char *name)
-{
-    const char *argv[] = {"xdotool", "key", name, NULL};
-
-    run(argv);
-}
-
-static void type(const char *text)
-{
-    const char *argv[] = {"xdotool", "type", "--delay", "5", text, NULL};
-
-    run(argv);
-}
-
-static void screenshot(const char *name)
-{
-    const char *dir = g_getenv("QUIRE_TEST_SHOTS");
-    g_autofree char *path = NULL;
-    g_autofree char *tool = g_find_program_in_path("import");
-
-    if (dir == NULL || tool == NULL)
-        return;
-    g_mkdir_with_parents(dir, 0755);
-    path = g_build_filename(dir, name, NULL);
-    {
-        const char *argv[] = {"import", "-window", "root", path, NULL};
-        run(argv);
-    }
-}
-
-/* ---- What is asked of the application ---- */
-
-static QuireConversation *conversation(void)
-{
-    return quire_chat_view_get_conversation(quire_window_get_chat(window));
-}
-
-static GtkTextBuffer *draft(void)
-{
-    return gtk_text_view_get_buffer(
-        quire_composer_get_text_view(quire_chat_view_get_composer(quire_window_get_chat(window))));
-}
-
-static char *dup_draft(void)
-{
-    g_autofree char *text = NULL;
-
-    g_object_get(draft(), "text", &text, NULL);
-    return g_steal_pointer(&text);
-}
-
-static gboolean draft_is(gpointer text)
-{
-    g_autofree char *have = dup_draft();
-
-    return strcmp(have, text) == 0;
-}
-
-static gboolean is_ready(gpointer data)
-{
-    return quire_engine_client_is_ready(quire_application_get_client(application));
-}
-
-static gboolean is_idle(gpointer data)
-{
-    return !quire_conversation_is_running(conversation());
-}
-
-static gboolean has_n_messages(gpointer n)
-{
-    return g_list_model_get_n_items(G_LIST_MODEL(conversation())) == GPOINTER_TO_UINT(n);
-}
-
-static guint n_pages_used(void)
-{
-    const qe_snapshot *snapshot = quire_engine_client_get_snapshot(quire_application_get_client(application));
-    guint n = 0;
-
-    g_assert_nonnull(snapshot);
-    for (int tier = 0; tier < QE_N_TIERS; tier++)
-        n += snapshot->tiers[tier].n_pages_used;
-    return n;
-}
-
-static gboolean pages_are(gpointer n)
-{
-    return n_pages_used() == GPOINTER_TO_UINT(n);
-}
-
-static char *dup_reply(void)
-{
-    gsize n_bytes;
-    const char *text = quire_message_get_text(quire_conversation_get_last_reply(conversation()), &n_bytes);
-
-    return g_strndup(text, n_bytes);
-}
-
-static const qe_receipt *receipt(void)
-{
-    return &quire_message_get_reply(quire_conversation_get_last_reply(conversation()))->receipt;
-}
-
-/* What quire-cli answers to the same messages, greedily. */
-static char *dup_cli_reply(const char *json)
-{
-    g_autoptr(GError) error = NULL;
-    g_autoptr(GSubprocess) process = g_subprocess_new(
-        G_SUBPROCESS_FLAGS_STDIN_PIPE | G_SUBPROCESS_FLAGS_STDOUT_PIPE, &error, g_getenv("QUIRE_CLI"),
-        "generate", "--model", g_getenv("QUIRE_TEST_MODEL"), "--messages", "-", "--temperature", "0", NULL);
-    char *text = NULL;
-
-    g_assert_no_error(error);
-    g_assert_true(g_subprocess_communicate_utf8(process, json, NULL, &text, NULL, &error));
-    g_assert_no_error(error);
-    g_assert_true(g_subprocess_get_successful(process));
-    g_strchomp(text);
-    return text;
-}
-
-static char *quote(const char *text)
-{
-    GString *json = g_string_new("\"");
-
-    for (const char *p = text; *p != '\0'; p++)
-        if (*p == '"' || *p == '\\')
-            g_string_append_printf(json, "\\%c", *p);
-        else if (*p == '\n')
-            g_string_append(json, "\\n");
-        else
-            g_string_append_c(json, *p);
-    g_string_append_c(json, '"');
-    return g_string_free(json, FALSE);
-}
-
-/* ---- Finding widgets ---- */
-
-static GtkWidget *find(GtkWidget *root, GType type)
-{
-    if (G_TYPE_CHECK_INSTANCE_TYPE(root, type))
-        return root;
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
-         child = gtk_widget_get_next_sibling(child)) {
-        GtkWidget *found = find(child, type);
-
-        if (found != NULL)
-            return found;
-    }
-    return NULL;
-}
-
-static GtkWidget *last_row(void)
-{
-    GtkWidget *row = find(GTK_WIDGET(quire_window_get_chat(window)), QUIRE_TYPE_MESSAGE_ROW);
-
-    return row != NULL ? gtk_widget_get_last_child(gtk_widget_get_parent(row)) : NULL;
-}
-
-/* ---- A window of its own for each test ---- */
-
-static void open_window(int width, int height)
-{
-    g_settings_set_int(quire_settings_get_default(), "window-width", width);
-    g_settings_set_int(quire_settings_get_default(), "window-height", height);
-    window = quire_window_new(application);
-    quire_window_new_chat(window);
-    gtk_window_present(GTK_WINDOW(window));
-    wait_for("a model", is_ready, NULL);
-    wait_ms(300);
-}
-
-static void close_window(void)
-{
-    gtk_window_close(GTK_WINDOW(window));
-    window = NULL;
-    wait_for("freed pages", pages_are, GUINT_TO_POINTER(0));
-}
-
-static void say(const char *text, guint n_messages)
-{
-    type(text);
-    wait_for("the typed text", draft_is, (gpointer)text);
-    key("Return");
-    wait_for("the message", has_n_messages, GUINT_TO_POINTER(n_messages));
-}
+#include "tests/app/ui-harness.h"
 
 /* ---- Tests ---- */
 
@@ -642,15 +392,6 @@ static void test_rtl(void)
     gtk_widget_set_default_direction(GTK_TEXT_DIR_LTR);
 }
 
-static gboolean has_preferences(gpointer wanted)
-{
-    gboolean found = FALSE;
-
-    for (GList *l = gtk_application_get_windows(GTK_APPLICATION(application)); l != NULL; l = l->next)
-        found |= QUIRE_IS_PREFERENCES_WINDOW(l->data);
-    return found == GPOINTER_TO_INT(wanted);
-}
-
 /* Preferences open and close. Another cache size leaves the engine and its pages; another number of threads starts
  * another engine, and the chat goes on. */
 static void test_preferences(void)
@@ -807,58 +548,8 @@ static void test_rows(void)
     gtk_window_destroy(GTK_WINDOW(shown));
 }
 
-static gboolean has_no_window(gpointer data)
+static void add_tests(void)
 {
-    return gtk_application_get_windows(GTK_APPLICATION(application)) == NULL;
-}
-
-static int test_rc;
-static gboolean run_tests_cb(gpointer data);
-
-static void activated_cb(void)
-{
-    static gboolean once;
-
-    if (!once)
-        g_idle_add(run_tests_cb, NULL);
-    once = TRUE;
-}
-
-/* Runs inside g_application_run(), so that the application starts and ends as it does for a user. */
-static gboolean run_tests_cb(gpointer data)
-{
-    /* The application lives while windows come and go. */
-    g_application_hold(G_APPLICATION(application));
-    window = QUIRE_WINDOW(gtk_application_get_active_window(GTK_APPLICATION(application)));
-    wait_for("a model", is_ready, NULL);
-    close_window();
-    test_rc = g_test_run();
-    /* The end is a user's: Ctrl+Q, with preferences open above a window. */
-    open_window(900, 600);
-    key("ctrl+comma");
-    wait_for("preferences", has_preferences, GINT_TO_POINTER(TRUE));
-    wait_ms(200);
-    key("ctrl+q");
-    wait_for("no window", has_no_window, NULL);
-    g_application_release(G_APPLICATION(application));
-    return G_SOURCE_REMOVE;
-}
-
-int main(int argc, char **argv)
-{
-    GSettings *settings;
-
-    g_test_init(&argc, &argv, NULL);
-    if (!gtk_init_check()) {
-        g_print("1..0 # SKIP no display\n");
-        return 77;
-    }
-    fake_im_register();
-
-    settings = quire_settings_get_default();
-    g_settings_set_boolean(settings, "custom-sampling", TRUE);
-    g_settings_set_double(settings, "temperature", 0);
-
     g_test_add_func("/app/ui/streaming", test_streaming);
     g_test_add_func("/app/ui/two-turns", test_two_turns);
     g_test_add_func("/app/ui/regenerate", test_regenerate);
@@ -874,11 +565,9 @@ int main(int argc, char **argv)
     g_test_add_func("/app/ui/narrow", test_narrow);
     g_test_add_func("/app/ui/rtl", test_rtl);
     g_test_add_func("/app/ui/button-names", test_button_names);
+}
 
-    application = quire_application_new();
-    g_signal_connect_after(application, "activate", G_CALLBACK(activated_cb), NULL);
-    g_assert_cmpint(g_application_run(G_APPLICATION(application), 1, argv), ==, 0);
-    /* All windows are gone: nothing else may hold the application. */
-    g_assert_finalize_object(application);
-    return test_rc;
+int main(int argc, char **argv)
+{
+    return ui_main(argc, argv, NULL, add_tests);
 }

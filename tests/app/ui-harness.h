@@ -1,0 +1,43 @@
+/* ui-harness.h: the real application in this process, driven by real key events through the X server (xdotool).
+ *
+ * Each test opens its own window. Waiting is for a condition, with a limit that only a hang reaches. Screenshots go to
+ * $QUIRE_TEST_SHOTS when it is set: they are for people. */
+#pragma once
+#include <gtk/gtk.h>
+#include "app/quire-application.h"
+#include "app/quire-window.h"
+
+extern QuireApplication *application;
+extern QuireWindow *window;
+
+typedef gboolean (*Condition)(gpointer data);
+
+void wait_for(const char *what, Condition condition, gpointer data);
+void wait_ms(guint ms);
+gboolean is_set(gpointer data);
+void run(const char *const *argv);
+void key(const char *name);
+void type(const char *text);
+void screenshot(const char *name);
+QuireConversation *conversation(void);
+GtkTextBuffer *draft(void);
+char *dup_draft(void);
+gboolean draft_is(gpointer text);
+gboolean is_ready(gpointer data);
+gboolean is_idle(gpointer data);
+gboolean has_n_messages(gpointer n);
+guint n_pages_used(void);
+gboolean pages_are(gpointer n);
+char *dup_reply(void);
+const qe_receipt *receipt(void);
+char *dup_cli_reply(const char *json);
+char *quote(const char *text);
+GtkWidget *find(GtkWidget *root, GType type);
+GtkWidget *last_row(void);
+void open_window(int width, int height);
+void close_window(void);
+void say(const char *text, guint n_messages);
+gboolean has_preferences(gpointer wanted);
+
+/* @prepare may be NULL: settings from before the application starts. Returns the program's exit status. */
+int ui_main(int argc, char **argv, void (*prepare)(GSettings *settings), void (*add_tests)(void));
