@@ -252,6 +252,7 @@ static void test_placements(const qk_shape *shape, const char *isa, qk_dtype dty
 {
     static const uint32_t attender_threads[] = {1, 2, 5, 0};
     static const char *const dtypes[] = {"f32", "bf16", "int8"};
+    const bool is_best = qk_cpu_ops_get(isa) == qk_cpu_ops_get(NULL);
     fixture_model *model = fixture_model_new(shape, QK_BF16, 31);
     qk_kv_layout layout;
     qk_kv_layout_page_major(shape, dtype, &layout);
@@ -266,8 +267,8 @@ static void test_placements(const qk_shape *shape, const char *isa, qk_dtype dty
             tap_require(world_finish(&w, want[many][0]) == QK_OK);
         }
         for (size_t i = 0; i < sizeof(attender_threads) / sizeof(attender_threads[0]); i++) {
-            if (is_mock && i % 2 == 0)
-                continue;
+            if (i != 1 && (is_mock || !is_best))
+                continue; /* how a call is cut has nothing to do with the instruction set */
             char name[96];
             snprintf(name, sizeof(name), "%s, %s, %s, %u of %u, attender of %u", is_mock ? "mock" : "cpu",
                 isa, dtypes[dtype], shape->n_heads, shape->head_dim, attender_threads[i]);
@@ -653,7 +654,8 @@ int main(void)
             tap_skip("%s is not on this machine or not in this build", isas[i]);
             continue;
         }
-        for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++)
+        /* The reference takes its time: one shape is enough. */
+        for (size_t s = 0; s < (i == 0 ? 1 : sizeof(shapes) / sizeof(shapes[0])); s++)
             for (int dtype = QK_F32; dtype <= QK_I8; dtype++)
                 test_placements(&shapes[s], isas[i], (qk_dtype)dtype);
     }
