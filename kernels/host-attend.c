@@ -23,7 +23,9 @@
 
 #define SPAN_PAGES      (QK_SPAN_TOKENS / QK_PAGE_TOKENS)
 #define SCRATCH_ALIGN   64u
-#define CHUNKS_A_THREAD 32u /* what the slowest thread can be late by is 1/32 of the work */
+#define CACHE_LINE      64u
+#define SPIN_NS         400000u /* between two layers of a step the device does the rest of one: less than this */
+#define CHUNKS_A_THREAD 32u     /* what the slowest thread can be late by is 1/32 of the work */
 #define N_THREADS_MAX   1024u
 #define N_LAYOUTS_MAX   2u
 
@@ -104,6 +106,14 @@ static void run_unit(const unit *u)
     qk_cpu_attend_pages(u->ops, u->layout->dtype, &a);
 }
 
+/* Asks for a unit's first keys, which nothing inside the op could ask for early. */
+static void prefetch_unit(const unit *u)
+{
+    const char *slice = (const char *)u->pages[0] + slice_offset(u->layout, u->layer, u->kv_head);
+    for (size_t i = 0; i < (size_t)QK_PAGE_TOKENS * u->layout->token_stride; i += CACHE_LINE)
+        __builtin_prefetch(slice + i);
+}
+
 static float *scratch_new(uint32_t n, size_t floats)
 {
     return aligned_alloc(SCRATCH_ALIGN, n * floats * sizeof(float));
@@ -173,7 +183,7 @@ qk_status qk_host_attender_new(const char *isa, uint32_t n_threads, const qk_sha
     self->n_layouts = n_layouts;
     self->scratch_floats = scratch_floats(shape);
     self->scratch = scratch_new(n_threads, self->scratch_floats);
-    self->pool = self->scratch != NULL ? qk_pool_new(n_threads) : NULL;
+    self->pool = self->scratch != NULL ? qk_pool_new_spinning(n_threads, SPIN_NS) : NULL;
     if (self->pool == NULL) {
         qk_host_attender_free(self);
         return QK_NO_MEMORY;
@@ -312,9 +322,14 @@ static void run_chunk(void *user, uint32_t index, uint32_t worker)
     const call *c = user;
     const uint32_t begin = index * c->chunk_units, n_left = c->n_units - begin;
     const uint32_t n = n_left < c->chunk_units ? n_left : c->chunk_units;
+    unit next = unit_at(c, begin);
     for (uint32_t i = 0; i < n; i++) {
-        unit u = unit_at(c, begin + i);
+        unit u = next;
         u.scratch = c->self->scratch + worker * c->self->scratch_floats;
+        if (i + 1 < n) {
+            next = unit_at(c, begin + i + 1);
+            prefetch_unit(&next);
+        }
         run_unit(&u);
     }
 }

@@ -20,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-#define SPIN_NS_MAX      100000u /* a step's serial gaps are shorter than this */
+#define SPIN_NS_MAX      100000u /* a step's serial gaps on the CPU are shorter than this */
 #define PAUSES_PER_CLOCK 32u
 #define CACHE_LINE       64
 
@@ -130,6 +130,11 @@ static void *worker_main(void *arg)
 
 qk_pool *qk_pool_new(uint32_t n_threads)
 {
+    return qk_pool_new_spinning(n_threads, SPIN_NS_MAX);
+}
+
+qk_pool *qk_pool_new_spinning(uint32_t n_threads, uint64_t spin_ns)
+{
     if (n_threads == 0)
         return NULL;
     qk_pool *pool = aligned_alloc(CACHE_LINE, (sizeof(*pool) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
@@ -138,7 +143,7 @@ qk_pool *qk_pool_new(uint32_t n_threads)
     memset(pool, 0, sizeof(*pool));
     pool->n_threads = n_threads;
     /* Spinning only pays when every thread has a core of its own. */
-    pool->spin_ns = n_threads <= qk_pool_n_cores() ? SPIN_NS_MAX : 0;
+    pool->spin_ns = n_threads <= qk_pool_n_cores() ? spin_ns : 0;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->done, NULL);

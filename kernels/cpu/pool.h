@@ -13,6 +13,9 @@ typedef void (*qk_pool_fn)(void *user, uint32_t index, uint32_t worker);
 
 /* @n_threads: at least 1, the calling thread included. NULL when a thread or memory is not to be had. */
 qk_pool *qk_pool_new(uint32_t n_threads);
+/* The same with another time that idle workers spin, for regions that come at a known pace. Nobody spins where there are
+ * more threads than cores. */
+qk_pool *qk_pool_new_spinning(uint32_t n_threads, uint64_t spin_ns);
 void qk_pool_free(qk_pool *pool); /* no region may be running; NULL is fine */
 uint32_t qk_pool_n_threads(const qk_pool *pool);
 

@@ -4,11 +4,13 @@
 #include "tests/kernels/fixture.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -442,15 +444,32 @@ static void test_steps_are_late(void)
     REQUIRE(qk_step_submit(r.steps[1]) == QK_OK); /* the cancellation was of that submission only */
     REQUIRE(qk_step_wait(r.steps[1]) == QK_OK);
 
-    /* A plan that changes while it waits is caught. */
-    fill_gated_plan(&r, r.steps[0]);
-    REQUIRE(qk_step_submit(r.steps[0]) == QK_OK);
-    REQUIRE(qk_step_submit(r.steps[1]) == QK_OK);
-    sem_wait(&r.gate.entered);
-    qk_step_plan(r.steps[1])->tokens[0] ^= 1;
-    sem_post(&r.gate.go);
-    REQUIRE(qk_step_wait(r.steps[1]) == QK_INVALID);
-    REQUIRE(strstr(qk_backend_error(r.backend), "changed") != NULL);
+    /* A plan that changes while it waits is caught, whatever of it. */
+    for (int what = 0; what < 5; what++) {
+        qk_plan *plan = qk_step_plan(r.steps[1]);
+        fill_gated_plan(&r, r.steps[0]);
+        fill_gated_plan(&r, r.steps[1]);
+        REQUIRE(qk_step_submit(r.steps[0]) == QK_OK);
+        REQUIRE(qk_step_submit(r.steps[1]) == QK_OK);
+        sem_wait(&r.gate.entered);
+        if (what == 0)
+            plan->tokens[0] ^= 1;
+        else if (what == 1)
+            plan->host_pages[3] = &r;
+        else if (what == 2)
+            plan->host_path = QK_HOST_STREAM;
+        else if (what == 3)
+            plan->kv_class = 1;
+        else
+            plan->pages[16] += 64;
+        sem_post(&r.gate.go);
+        REQUIRE(qk_step_wait(r.steps[1]) == QK_INVALID);
+        REQUIRE(strstr(qk_backend_error(r.backend), "changed") != NULL);
+        REQUIRE(qk_step_wait(r.steps[0]) == QK_OK);
+        plan->host_pages[3] = NULL;
+        plan->host_path = QK_HOST_READ;
+        plan->kv_class = 0;
+    }
     device_close(&r);
     fixture_model_free(m);
 }
@@ -575,8 +594,214 @@ static void test_load_given_up(void)
     fixture_model_free(m);
 }
 
+/* ---- Host memory of the caller's own ---- */
+
+enum { MAP_BYTES = 4 * 4096 };
+
+static void *map_new(void)
+{
+    void *map = mmap(NULL, MAP_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(map != MAP_FAILED);
+    return map;
+}
+
+static void copy_and_wait(qk_backend *backend, qk_stream stream, qk_copy copy)
+{
+    qk_event *event;
+    REQUIRE(qk_copy_submit(backend, stream, &copy, 1) == QK_OK);
+    REQUIRE(qk_event_new(backend, &event) == QK_OK);
+    REQUIRE(qk_event_record(event, stream) == QK_OK);
+    REQUIRE(qk_event_wait(event) == QK_OK);
+    qk_event_free(event);
+}
+
+/* Bytes go from the wrapped memory to the device and to another place in it, in order of the stream and late. */
+static void copy_around(qk_backend *backend, qk_buffer *wrapped, unsigned char *map)
+{
+    qk_buffer *far;
+    REQUIRE(qk_buffer_new(backend, QK_MEMORY_DEVICE, MAP_BYTES, &far) == QK_OK);
+    for (int i = 0; i < 4096; i++)
+        map[i] = (unsigned char)(i * 7 + 1);
+    memset(map + 8192, 0, 4096);
+    copy_and_wait(backend, QK_STREAM_TO_DEVICE, (qk_copy){far, 64, wrapped, 0, 4096});
+    copy_and_wait(backend, QK_STREAM_TO_HOST, (qk_copy){wrapped, 8192, far, 64, 4096});
+    REQUIRE(memcmp(map, map + 8192, 4096) == 0);
+    qk_buffer_free(far);
+}
+
+static void test_wrap_cpu(void)
+{
+    char error[256] = "";
+    device r;
+    device_open(&r, NULL, NULL);
+    unsigned char *map = map_new();
+    qk_buffer *wrapped;
+    REQUIRE(qk_host_register(r.backend, map, MAP_BYTES, error, sizeof(error)) == QK_OK);
+    REQUIRE(qk_buffer_wrap(r.backend, map, MAP_BYTES, &wrapped) == QK_OK);
+    REQUIRE(wrapped->address == (uint64_t)(uintptr_t)map && wrapped->host == map);
+    REQUIRE(wrapped->memory == QK_MEMORY_HOST && wrapped->bytes == MAP_BYTES);
+    copy_around(r.backend, wrapped, map);
+    const qk_copy past = {wrapped, MAP_BYTES - 63, wrapped, 0, 64};
+    REQUIRE(qk_copy_submit(r.backend, QK_STREAM_TO_HOST, &past, 1) == QK_INVALID);
+    qk_buffer_free(wrapped);
+    qk_host_unregister(r.backend, map);
+    map[0] = 1; /* freeing the buffer left the memory alone */
+    REQUIRE(munmap(map, MAP_BYTES) == 0);
+    device_close(&r);
+}
+
+static void test_wrap(void)
+{
+    char error[256] = "";
+    device r;
+    qk_mock_stats stats;
+    device_open(&r, NULL, &(qk_mock_options){.seed = 2, .delay_us_max = 100, .n_threads = 1});
+    unsigned char *map = map_new();
+    qk_buffer *plain, *wrapped, *part, *refused;
+
+    REQUIRE(qk_buffer_wrap(r.backend, map, MAP_BYTES, &plain) == QK_OK);
+    REQUIRE(plain->address == 0 && plain->host == map);
+    copy_around(r.backend, plain, map);
+
+    REQUIRE(qk_host_register(r.backend, map + 4096, MAP_BYTES - 4096, error, sizeof(error)) == QK_OK);
+    REQUIRE(plain->address == 0); /* made before */
+    REQUIRE(qk_buffer_wrap(r.backend, map, MAP_BYTES, &wrapped) == QK_OK);
+    REQUIRE(wrapped->address == 0); /* registered in part */
+    qk_buffer_free(wrapped);
+    REQUIRE(qk_buffer_wrap(r.backend, map + 8192, 4096, &part) == QK_OK);
+    REQUIRE(
+        part->address != 0 && part->address % 64 == 0 && part->address != (uint64_t)(uintptr_t)part->host);
+    REQUIRE(!host_can_read(part->address));
+    REQUIRE(qk_host_register(r.backend, map, 8192, error, sizeof(error)) == QK_INVALID);
+    REQUIRE(strstr(error, "already") != NULL);
+    qk_mock_get_stats(r.backend, &stats);
+    REQUIRE(stats.n_registered == 1 && stats.registered_bytes == MAP_BYTES - 4096);
+    qk_host_unregister(r.backend, map); /* where nothing begins */
+    qk_host_unregister(r.backend, map + 4096);
+    qk_host_unregister(r.backend, map + 4096);
+    qk_mock_get_stats(r.backend, &stats);
+    REQUIRE(stats.n_registered == 0 && stats.registered_bytes == 0 && stats.n_buffers == 2);
+    qk_buffer_free(part);
+
+    REQUIRE(qk_host_register(r.backend, map, MAP_BYTES, error, sizeof(error)) == QK_OK);
+    REQUIRE(qk_buffer_wrap(r.backend, map, MAP_BYTES, &wrapped) == QK_OK && wrapped->address != 0);
+    copy_around(r.backend, wrapped, map);
+    qk_buffer_free(wrapped);
+    qk_buffer_free(plain);
+    qk_host_unregister(r.backend, map);
+
+    /* Wrapping is an allocation. */
+    qk_mock_fail_alloc(r.backend, 1);
+    REQUIRE(qk_buffer_wrap(r.backend, map, MAP_BYTES, &refused) == QK_NO_MEMORY && refused == NULL);
+    REQUIRE(strstr(qk_backend_error(r.backend), "on request") != NULL);
+    REQUIRE(qk_buffer_wrap(r.backend, map + 64, 4096, &refused) == QK_INVALID && refused == NULL);
+    REQUIRE(strstr(qk_backend_error(r.backend), "4096") != NULL);
+    REQUIRE(munmap(map, MAP_BYTES) == 0);
+    device_close(&r);
+}
+
+static void test_register_refused(void)
+{
+    char error[256] = "", line[256];
+    device r;
+    device_open(&r, NULL, &(qk_mock_options){.n_threads = 1, .refuse_register = 2});
+    unsigned char *map = map_new();
+    qk_buffer *wrapped;
+    /* The backend's own line is of another call, and stays. */
+    REQUIRE(qk_buffer_wrap(r.backend, NULL, 4096, &wrapped) == QK_INVALID);
+    snprintf(line, sizeof(line), "%s", qk_backend_error(r.backend));
+    REQUIRE(qk_host_register(r.backend, map, 4096, error, sizeof(error)) == QK_OK);
+    REQUIRE(qk_host_register(r.backend, map + 4096, 4096, error, sizeof(error)) == QK_NO_MEMORY);
+    REQUIRE(strstr(error, "refused") != NULL);
+    REQUIRE(qk_host_register(r.backend, map + 4096, 4096, error, sizeof(error)) == QK_OK);
+    qk_mock_refuse_register(r.backend, QK_MOCK_ALL);
+    for (int i = 0; i < 3; i++)
+        REQUIRE(qk_host_register(r.backend, map + 8192, 4096, error, sizeof(error)) == QK_NO_MEMORY);
+    REQUIRE(qk_host_register(r.backend, map + 8192, 1, error, sizeof(error)) == QK_INVALID);
+    REQUIRE(strstr(error, "4096") != NULL);
+    REQUIRE(qk_host_register(r.backend, map + 8192, 4096, NULL, 0) == QK_NO_MEMORY);
+    REQUIRE(strcmp(qk_backend_error(r.backend), line) == 0);
+    /* It works all the same, without an address. */
+    REQUIRE(qk_buffer_wrap(r.backend, map, MAP_BYTES, &wrapped) == QK_OK && wrapped->address == 0);
+    copy_around(r.backend, wrapped, map);
+    qk_buffer_free(wrapped);
+    qk_mock_refuse_register(r.backend, 0);
+    REQUIRE(qk_host_register(r.backend, map + 8192, 4096, error, sizeof(error)) == QK_OK);
+    for (int i = 0; i < 3; i++)
+        qk_host_unregister(r.backend, map + i * 4096);
+    REQUIRE(munmap(map, MAP_BYTES) == 0);
+    device_close(&r);
+}
+
+static void *register_often(void *user)
+{
+    qk_backend *backend = user;
+    char error[256];
+    unsigned char *map = map_new();
+    for (int i = 0; i < 300; i++) {
+        REQUIRE(qk_host_register(backend, map, MAP_BYTES, error, sizeof(error)) == QK_OK);
+        qk_host_unregister(backend, map);
+    }
+    REQUIRE(munmap(map, MAP_BYTES) == 0);
+    return NULL;
+}
+
+/* Beside everything else that the engine does. */
+static void test_register_on_a_thread(void)
+{
+    fixture_model *m = model_new(false);
+    for (int is_mock = 0; is_mock < 2; is_mock++) {
+        device r;
+        story want, got;
+        pthread_t threads[2];
+        device_open(&r, m, is_mock ? &(qk_mock_options){.delay_us_max = 50, .n_threads = 1} : NULL);
+        REQUIRE(play(&r, &want) == QK_OK);
+        for (int i = 0; i < 2; i++)
+            REQUIRE(pthread_create(&threads[i], NULL, register_often, r.backend) == 0);
+        REQUIRE(play(&r, &got) == QK_OK);
+        REQUIRE(memcmp(&want, &got, sizeof(want)) == 0);
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+        device_close(&r);
+    }
+    fixture_model_free(m);
+}
+
+static void test_lost_with_host_memory(void)
+{
+    char error[256] = "";
+    device r;
+    device_open(&r, NULL, &(qk_mock_options){.n_threads = 1, .lose_at = 1});
+    unsigned char *map = map_new();
+    qk_buffer *device_buffer, *wrapped, *other;
+    qk_event *event;
+    REQUIRE(qk_host_register(r.backend, map, 8192, error, sizeof(error)) == QK_OK);
+    REQUIRE(qk_buffer_wrap(r.backend, map, 8192, &wrapped) == QK_OK);
+    REQUIRE(qk_buffer_new(r.backend, QK_MEMORY_DEVICE, 4096, &device_buffer) == QK_OK);
+    REQUIRE(qk_event_new(r.backend, &event) == QK_OK);
+    memset(map, 3, MAP_BYTES);
+    const qk_copy copies[3] = {{wrapped, 0, device_buffer, 0, 4096}, {wrapped, 4096, device_buffer, 0, 4096},
+        {wrapped, 0, device_buffer, 0, 4096}};
+    REQUIRE(qk_copy_submit(r.backend, QK_STREAM_TO_HOST, copies, 3) == QK_OK);
+    qk_event_record(event, QK_STREAM_TO_HOST);
+    REQUIRE(qk_event_wait(event) == QK_DEVICE_LOST);
+    REQUIRE(qk_host_register(r.backend, map + 8192, 4096, error, sizeof(error)) == QK_DEVICE_LOST);
+    REQUIRE(strstr(error, "lost") != NULL);
+    REQUIRE(qk_buffer_wrap(r.backend, map, 8192, &other) == QK_DEVICE_LOST && other == NULL);
+    qk_host_unregister(r.backend, map);
+    for (int i = 0; i < MAP_BYTES; i++)
+        REQUIRE(map[i] == 3); /* what the host had is there still */
+    qk_event_free(event);
+    qk_buffer_free(wrapped);
+    qk_buffer_free(device_buffer);
+    REQUIRE(munmap(map, MAP_BYTES) == 0);
+    device_close(&r);
+}
+
+/* ---- What aborts ---- */
+
 /* In a child, since it ends in abort(). */
-static void test_free_in_flight(void)
+static void require_abort(void (*misuse)(void))
 {
     fflush(stdout);
     pid_t child = fork();
@@ -584,20 +809,71 @@ static void test_free_in_flight(void)
     if (child == 0) {
         setrlimit(RLIMIT_CORE, &(struct rlimit){0});
         REQUIRE(freopen("/dev/null", "w", stderr) != NULL);
-        qk_backend *backend;
-        qk_buffer *a;
-        char error[256];
-        qk_mock_open(
-            &(qk_mock_options){.delay_us_max = 20000, .n_threads = 1}, &backend, error, sizeof(error));
-        qk_buffer_new(backend, QK_MEMORY_DEVICE, 64, &a);
-        for (int i = 0; i < 200; i++)
-            qk_fill_submit(backend, QK_STREAM_COMPUTE, a, 0, 64, 0);
-        qk_buffer_free(a);
+        misuse();
         _exit(0);
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child);
     REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
+static void free_in_flight(void)
+{
+    qk_backend *backend;
+    qk_buffer *a;
+    char error[256];
+    qk_mock_open(&(qk_mock_options){.delay_us_max = 20000, .n_threads = 1}, &backend, error, sizeof(error));
+    qk_buffer_new(backend, QK_MEMORY_DEVICE, 64, &a);
+    for (int i = 0; i < 200; i++)
+        qk_fill_submit(backend, QK_STREAM_COMPUTE, a, 0, 64, 0);
+    qk_buffer_free(a);
+}
+
+/* 200 late copies from wrapped registered memory. */
+static qk_backend *copy_wrapped(void *map, qk_buffer **wrapped)
+{
+    qk_backend *backend;
+    qk_buffer *to;
+    char error[256];
+    qk_mock_open(&(qk_mock_options){.delay_us_max = 20000, .n_threads = 1}, &backend, error, sizeof(error));
+    qk_host_register(backend, map, MAP_BYTES, error, sizeof(error));
+    qk_buffer_wrap(backend, map, MAP_BYTES, wrapped);
+    qk_buffer_new(backend, QK_MEMORY_DEVICE, MAP_BYTES, &to);
+    const qk_copy copy = {to, 0, *wrapped, 0, MAP_BYTES};
+    for (int i = 0; i < 200; i++)
+        qk_copy_submit(backend, QK_STREAM_TO_DEVICE, &copy, 1);
+    return backend;
+}
+
+static void free_wrapped_in_flight(void)
+{
+    qk_buffer *wrapped;
+    copy_wrapped(map_new(), &wrapped);
+    qk_buffer_free(wrapped);
+}
+
+static void unregister_in_flight(void)
+{
+    qk_buffer *wrapped;
+    void *map = map_new();
+    qk_host_unregister(copy_wrapped(map, &wrapped), map);
+}
+
+static void close_registered(void)
+{
+    qk_backend *backend;
+    char error[256];
+    qk_mock_open(&(qk_mock_options){.n_threads = 1}, &backend, error, sizeof(error));
+    qk_host_register(backend, map_new(), MAP_BYTES, error, sizeof(error));
+    qk_backend_free(backend);
+}
+
+static void test_aborts(void)
+{
+    require_abort(free_in_flight);
+    require_abort(free_wrapped_in_flight);
+    require_abort(unregister_in_flight);
+    require_abort(close_registered);
 }
 
 int main(void)
@@ -606,7 +882,7 @@ int main(void)
         const char *name;
         void (*run)(void);
     } tests[] = {
-        {"free-in-flight", test_free_in_flight},
+        {"aborts", test_aborts},
         {"equal-bits", test_equal_bits},
         {"weights-copied", test_weights_copied},
         {"memory", test_memory},
@@ -616,6 +892,11 @@ int main(void)
         {"out-of-memory", test_out_of_memory},
         {"lost", test_lost},
         {"load-given-up", test_load_given_up},
+        {"wrap-cpu", test_wrap_cpu},
+        {"wrap", test_wrap},
+        {"register-refused", test_register_refused},
+        {"register-on-a-thread", test_register_on_a_thread},
+        {"lost-with-host-memory", test_lost_with_host_memory},
     };
     const int n = (int)(sizeof(tests) / sizeof(tests[0]));
     setvbuf(stdout, NULL, _IOLBF, 0);
