@@ -128,7 +128,7 @@ static qe_request *pick_victim(qe_core *core, const qe_request *request)
 
 /* Pages for the first @n_tokens of @request. When there are none: room is made by moving pages to the host, then by dropping
  * idle sessions' (qe-core-tiers.c says in which order); then younger requests give theirs; then
- * it waits itself; and only when it has the pool to itself it fails. */
+ * it waits itself; and only when it has the pool to itself it fails. false: it has them not, now or for good. */
 static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens)
 {
     for (;;) {
@@ -149,7 +149,9 @@ static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens)
             g_error_free(error);
             continue;
         }
-        if (core->lost) {
+        bool tiered = qe_session_get_policy(request->timeline->session)->tiered;
+        if (core->lost || (tiered && qe_steps_n_in_flight(core->steps) > 0)) {
+            /* What the steps in flight fill can go to the host when they have been read. */
             g_error_free(error);
             return false;
         }
@@ -520,13 +522,13 @@ static bool submit_step(qe_core *core)
         if (items[i].n_rows == 0 || r->epoch != candidates[i].epoch)
             continue;
         qe_request_ref(r);
-        ensure_pages(core, r, r->pos + items[i].n_rows);
+        bool ready = ensure_pages(core, r, r->pos + items[i].n_rows);
         bool lost = core->lost != NULL;
         if (lost) {
             qe_request_unref(r);
             return false;
         }
-        if (r->epoch != candidates[i].epoch)
+        if (!ready || r->epoch != candidates[i].epoch)
             items[i].n_rows = 0;
         qe_request_unref(r);
     }
@@ -541,7 +543,8 @@ static bool submit_step(qe_core *core)
             return false;
     }
     if (qe_steps_n_rows(core->steps) == 0)
-        return true; /* somebody was preempted or ended: look again */
+        /* Somebody was preempted or ended, or waits for the step in flight: look again. */
+        return qe_steps_n_in_flight(core->steps) == 0;
     qk_status status = qe_steps_submit(core->steps, predicted);
     if (status == QK_OK)
         return true;

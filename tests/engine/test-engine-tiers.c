@@ -101,7 +101,7 @@ static const setup setups[] = {
     {QE_CACHE_PAGED, 0, 4000, 0},
     {QE_CACHE_SESSION, 0, 4000, 0},
     {QE_CACHE_TIERED, 0, 4000, 4000},
-    {QE_CACHE_TIERED, 0, 10, 400},   /* less than the conversation needs */
+    {QE_CACHE_TIERED, 0, 7, 400},   /* less than the conversation needs */
     {QE_CACHE_TIERED, 64, 400, 400}, /* capped: pages go to the host after every step */
     {QE_CACHE_TIERED, 96, 20, 400},
 };
