@@ -40,6 +40,7 @@ void qe_budget_params(const qk_shape *shape, qe_kv_class kv_class, uint32_t rows
         .slots_max = QE_RUNNING_MAX,
     };
     qk_kv_layout_page_major(shape, kv_class == QE_KV_F32 ? QK_F32 : QK_BF16, &out->layout);
+    qk_kv_layout_page_major(shape, QK_I8, &out->layout_1);
 }
 
 static uint64_t physical_memory(void)

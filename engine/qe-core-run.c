@@ -201,14 +201,14 @@ static void pin_pages(const qe_core *core, const qe_session *session, uint32_t *
     const qe_page *pages = qe_session_pages(session);
     bool tiered = qe_session_get_policy(session)->tiered;
     for (uint32_t i = 0; i < qe_session_n_pages(session); i++) {
-        if (!tiered || !qe_kv_page_on_host(core->pool, pages[i]))
+        if (!tiered || !qe_kv_page_on_host(qe_session_pool(session), pages[i]))
             counts[pages[i]]++;
     }
 }
 
 static bool may_start(qe_core *core, qe_request *request)
 {
-    qe_kv_pool *pool = core->pool;
+    qe_kv_pool *pool = qe_session_pool(request->timeline->session);
     g_array_set_size(core->page_counts, 0);
     g_array_set_size(core->page_counts, qe_kv_pool_n_pages(pool));
     uint32_t *counts = (uint32_t *)(void *)core->page_counts->data;
@@ -217,7 +217,7 @@ static bool may_start(qe_core *core, qe_request *request)
     uint64_t n_promised = 0;
     for (guint i = 0; i < core->running->len; i++) {
         const qe_request *r = core->running->pdata[i];
-        if (is_paused(r))
+        if (is_paused(r) || qe_session_pool(r->timeline->session) != pool)
             continue;
         pin_pages(core, r->timeline->session, counts);
         n_promised += pages_promised(core, r);
@@ -443,7 +443,8 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
         request->history_set = true;
     }
     const uint32_t *ids = c->from_slot ? NULL : qe_session_ids(session) + request->pos;
-    qe_steps_add(core->steps, &member, ids, request->slot, &sampling, core->pool, qe_session_pages(session));
+    qe_steps_add(core->steps, &member, ids, request->slot, &sampling, qe_session_pool(session),
+        qe_session_pages(session));
     request->pos += item->n_rows;
     request->n_unread += member.samples;
     return true;
@@ -456,6 +457,25 @@ static double step_bound(const qe_core *core)
     for (guint i = 0; i < core->running->len; i++)
         n_active += !is_paused(core->running->pdata[i]);
     return n_active > 1 ? core->step_ms_shared : core->step_ms_alone;
+}
+
+/* A step has pages of one class. With sessions of both the class alternates; leaves the candidates of one. */
+static uint32_t pick_class(qe_core *core, candidate *candidates, qe_sched_item *items, uint32_t *n)
+{
+    uint32_t counts[QE_KV_CLASSES] = {0}, n_kept = 0;
+    for (uint32_t i = 0; i < *n; i++)
+        counts[candidates[i].request->timeline->kv_class]++;
+    uint32_t chosen = counts[0] == 0;
+    if (counts[0] && counts[1])
+        chosen = core->last_class = !core->last_class;
+    for (uint32_t i = 0; i < *n; i++) {
+        if (candidates[i].request->timeline->kv_class != chosen)
+            continue;
+        candidates[n_kept] = candidates[i];
+        items[n_kept++] = items[i];
+    }
+    *n = n_kept;
+    return chosen;
 }
 
 /* Steps of sessions with pages off the device, one session each, take turns with steps of all others: a kind goes when
@@ -496,6 +516,7 @@ static bool submit_step(qe_core *core)
         }
     }
     bool heavy = pick_kind(core, candidates, items, &n);
+    uint32_t kv_class = n > 0 ? pick_class(core, candidates, items, &n) : 0;
     for (uint32_t i = 0; i < n; i++)
         prefill |= !items[i].decode;
     if (n == 0)
@@ -533,7 +554,7 @@ static bool submit_step(qe_core *core)
         qe_request_unref(r);
     }
     /* Pages taken may have pushed the session's own to the host, or brought a plain one among the heavy. */
-    if (!qe_steps_begin(core->steps, heavy, core->host_path))
+    if (!qe_steps_begin(core->steps, kv_class, heavy, core->host_path))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         if (items[i].n_rows == 0 || candidates[i].request->epoch != candidates[i].epoch)
@@ -663,23 +684,27 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
         accept_token(core, request, (uint32_t)output->token);
 }
 
-/* The checker over the pool and every session: a broken invariant is a bug, and going on would corrupt replies. */
+/* The checker over the pools and every session: a broken invariant is a bug, and going on would corrupt replies. */
 static void check_all(qe_core *core)
 {
-    g_autoptr(GError) error = NULL;
-    uint32_t n = qe_kv_pool_n_pages(core->pool);
-    g_autofree uint32_t *counts = g_new0(uint32_t, MAX(n, 1));
-    GHashTableIter iter;
-    void *value;
-    g_hash_table_iter_init(&iter, core->timelines);
-    while (g_hash_table_iter_next(&iter, NULL, &value)) {
-        const qe_timeline *t = value;
-        if (!qe_session_check(t->session, &error))
-            g_error("session %" G_GUINT64_FORMAT ": %s", t->id, error->message);
-        qe_session_count_pages(t->session, counts);
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+        g_autoptr(GError) error = NULL;
+        uint32_t n = qe_kv_pool_n_pages(core->pools[c]);
+        g_autofree uint32_t *counts = g_new0(uint32_t, MAX(n, 1));
+        GHashTableIter iter;
+        void *value;
+        g_hash_table_iter_init(&iter, core->timelines);
+        while (g_hash_table_iter_next(&iter, NULL, &value)) {
+            const qe_timeline *t = value;
+            if (qe_session_pool(t->session) != core->pools[c])
+                continue;
+            if (!qe_session_check(t->session, &error))
+                g_error("session %" G_GUINT64_FORMAT ": %s", t->id, error->message);
+            qe_session_count_pages(t->session, counts);
+        }
+        if (!qe_kv_pool_check(core->pools[c], counts, &error))
+            g_error("page pool %d: %s", c, error->message);
     }
-    if (!qe_kv_pool_check(core->pool, counts, &error))
-        g_error("page pool: %s", error->message);
 }
 
 static void read_step(qe_core *core)
@@ -750,8 +775,10 @@ bool qe_core_advance(qe_core *core)
     uint32_t n_in_flight = qe_steps_n_in_flight(core->steps);
     if (core->trim_due && n_in_flight == 0 && core->running->len == 0) {
         core->trim_due = false;
-        if (qe_kv_pool_trim(core->pool, 1) > 0)
-            qe_stats_touch(core->stats);
+        for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+            if (qe_kv_pool_trim(core->pools[c], c == 0) > 0)
+                qe_stats_touch(core->stats);
+        }
     }
     if (n_in_flight == 2 || (n_in_flight == 1 && !submitted)) {
         read_step(core);

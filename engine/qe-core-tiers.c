@@ -15,6 +15,11 @@
 
 /* ---- Modes ---- */
 
+static qe_kv_pool *pool_of(const qe_timeline *t)
+{
+    return qe_session_pool(t->session);
+}
+
 static bool is_tiered(qe_cache_mode mode)
 {
     return mode == QE_CACHE_TIERED || mode == QE_CACHE_TIERED_INT8;
@@ -23,11 +28,13 @@ static bool is_tiered(qe_cache_mode mode)
 /* What @config comes to on this engine: never AUTO; a tiered mode without a host tier is a session. */
 static qe_cache_mode resolve(const qe_core *core, const qe_cache_config *config)
 {
-    bool host = core->pool && qe_kv_pool_has_host(core->pool) && config->offload_to_cpu;
+    bool host = core->pools[0] && qe_kv_pool_has_host(core->pools[0]) && config->offload_to_cpu;
     switch (config->mode) {
     case QE_CACHE_AUTO:
     case QE_CACHE_TIERED:
         return host ? QE_CACHE_TIERED : QE_CACHE_SESSION;
+    case QE_CACHE_TIERED_INT8:
+        return core->pools[1] ? QE_CACHE_TIERED_INT8 : QE_CACHE_SESSION;
     default:
         return config->mode;
     }
@@ -40,7 +47,8 @@ static qe_session_policy policy_of(const qe_core *core, const qe_cache_config *c
     return (qe_session_policy){
         .contiguous = mode == QE_CACHE_REBUILD,
         .shared = keeps && config->use_cache,
-        .tiered = is_tiered(mode) && core->pool && qe_kv_pool_has_host(core->pool) && config->offload_to_cpu,
+        .tiered = is_tiered(mode) && core->pools[0] && qe_kv_pool_has_host(core->pools[0]) &&
+                  config->offload_to_cpu,
         .device_tokens_max = is_tiered(mode) ? cap : 0,
     };
 }
@@ -51,11 +59,19 @@ void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *c
     bool kept = t->mode != QE_CACHE_REBUILD && t->mode != QE_CACHE_PAGED;
     bool keeps = mode != QE_CACHE_REBUILD && mode != QE_CACHE_PAGED;
     t->cache = *config;
+    uint32_t kv_class = mode == QE_CACHE_TIERED_INT8 && core->pools[1];
+    if (kv_class != t->kv_class) { /* pages of another kind: the ids stay, their KV is computed again */
+        qe_session *session = qe_core_rebuild_session(core->pools[kv_class], t->session);
+        t->mode_changed = qe_session_n_cached(t->session) > 0;
+        qe_session_free(t->session);
+        t->session = session;
+        t->kv_class = kv_class;
+    }
     /* What a mode that keeps nothing has left is no use to the next, and the other way round. */
     if (t->mode != mode && (!kept || !keeps) && !core->lost) {
         qe_session_uncache(t->session, 0);
         qe_session_release_reserved(t->session);
-        t->mode_changed = t->mode != QE_CACHE_AUTO && qe_session_n_ids(t->session) > 0;
+        t->mode_changed |= t->mode != QE_CACHE_AUTO && qe_session_n_ids(t->session) > 0;
     }
     t->mode = mode;
     qe_session_policy policy = policy_of(core, config, mode);
@@ -65,7 +81,7 @@ void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *c
 void qe_core_set_cache(qe_core *core, qe_session_id id, const qe_cache_config *cache)
 {
     qe_timeline *t = g_hash_table_lookup(core->timelines, &id);
-    if (!t || t->request || !core->pool)
+    if (!t || t->request || !core->pools[0])
         return;
     if (core->lost)
         t->cache = *cache; /* applied at the recovery */
@@ -77,9 +93,9 @@ void qe_core_set_cache(qe_core *core, qe_session_id id, const qe_cache_config *c
 uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t)
 {
     const qe_session_policy *policy = qe_session_get_policy(t->session);
-    uint64_t n_pages = qe_kv_pool_n_max(core->pool);
+    uint64_t n_pages = qe_kv_pool_n_max(pool_of(t));
     if (policy->tiered)
-        n_pages += qe_kv_slots_n_max(qe_kv_pool_host_slots(core->pool));
+        n_pages += qe_kv_slots_n_max(qe_kv_pool_host_slots(pool_of(t)));
     if (t->cache.max_cache_size)
         n_pages = MIN(n_pages, t->cache.max_cache_size);
     return (uint32_t)MIN((uint64_t)core->context_max, n_pages * QK_PAGE_TOKENS);
@@ -87,16 +103,16 @@ uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t)
 
 /* ---- Making room ---- */
 
-/* For each page: how many running sessions other than @but hold it. [n_pages] of core->page_counts. */
-static const uint32_t *count_pins(qe_core *core, const qe_timeline *but)
+/* For each page of @pool: how many running sessions other than @but hold it. [n_pages] of core->page_counts. */
+static const uint32_t *count_pins(qe_core *core, const qe_kv_pool *pool, const qe_timeline *but)
 {
-    guint n = MAX(qe_kv_pool_n_pages(core->pool), 1);
+    guint n = MAX(qe_kv_pool_n_pages(pool), 1);
     g_array_set_size(core->page_counts, n);
     uint32_t *pins = (uint32_t *)(void *)core->page_counts->data;
     memset(pins, 0, n * sizeof *pins);
     for (guint i = 0; i < core->running->len; i++) {
         const qe_request *r = core->running->pdata[i];
-        if (r->timeline != but)
+        if (r->timeline != but && pool_of(r->timeline) == pool)
             qe_session_count_pages(r->timeline->session, pins);
     }
     return pins;
@@ -115,8 +131,8 @@ static int compare_last_used(gconstpointer a, gconstpointer b)
     return (x->last_used > y->last_used) - (x->last_used < y->last_used);
 }
 
-/* Idle sessions but @keep, the one used longest ago first. */
-static GPtrArray *list_idle(qe_core *core, const qe_timeline *keep)
+/* Idle sessions of @pool but @keep, the one used longest ago first. */
+static GPtrArray *list_idle(qe_core *core, const qe_kv_pool *pool, const qe_timeline *keep)
 {
     GPtrArray *list = g_ptr_array_new();
     GHashTableIter iter;
@@ -124,39 +140,100 @@ static GPtrArray *list_idle(qe_core *core, const qe_timeline *keep)
     g_hash_table_iter_init(&iter, core->timelines);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         qe_timeline *t = value;
-        if (t != keep && is_idle(t) && qe_session_n_pages(t->session) > 0)
+        if (t != keep && pool_of(t) == pool && is_idle(t) && qe_session_n_pages(t->session) > 0)
             g_ptr_array_add(list, t);
     }
     g_ptr_array_sort(list, compare_last_used);
     return list;
 }
 
-uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, uint32_t n)
+/* Takes note of a copy that is on its way, waiting for it, so that its page can give up a slot. */
+static bool wait_for_move(qe_core *core, qe_kv_pool *pool)
+{
+    g_autoptr(GError) error = NULL;
+    if (!qe_kv_pool_submit_moves(pool, &error)) {
+        qe_core_lose(core, error->message);
+        return false;
+    }
+    if (qe_kv_pool_wait_move(pool, &error))
+        return true;
+    if (error) {
+        qe_core_lose(core, error->message);
+        return false;
+    }
+    return qe_kv_pool_n_to_store(pool) > 0 && qe_kv_pool_wait_host_slab(pool);
+}
+
+static uint32_t demote_pool(qe_core *core, const qe_kv_pool *pool, const qe_timeline *keep, uint32_t n)
 {
     uint32_t n_gone = 0;
-    if (!qe_kv_pool_has_host(core->pool))
+    if (!pool || !qe_kv_pool_has_host(pool))
         return 0;
-    const uint32_t *pins = count_pins(core, NULL);
-    g_autoptr(GPtrArray) idle = list_idle(core, keep);
+    const uint32_t *pins = count_pins(core, pool, NULL);
+    g_autoptr(GPtrArray) idle = list_idle(core, pool, keep);
     for (int shared = 0; shared < 2; shared++) {
         for (guint i = 0; i < idle->len && n_gone < n; i++) {
             qe_timeline *t = idle->pdata[i];
             n_gone += qe_session_demote(t->session, n - n_gone, shared, pins);
         }
     }
+    return n_gone;
+}
+
+static qe_kv_pool *other_pool(const qe_core *core, const qe_kv_pool *pool)
+{
+    return pool == core->pools[0] ? core->pools[1] : core->pools[0];
+}
+
+/* The other class's slabs that can be spared go back to what both share. */
+static bool take_from_other(qe_core *core, const qe_kv_pool *pool, const qe_timeline *keep)
+{
+    qe_kv_pool *other = other_pool(core, pool);
+    if (!other || qe_kv_pool_n_reserved(other) == 0)
+        return false;
+    if (qe_kv_pool_trim(other, 0) > 0)
+        return true;
+    if (qe_kv_pool_evict_cached(other, UINT32_MAX) + demote_pool(core, other, keep, UINT32_MAX) == 0)
+        return false;
+    if (qe_kv_pool_trim(other, 0) > 0)
+        return true;
+    return qe_kv_pool_n_moving(other) > 0 && wait_for_move(core, other);
+}
+
+uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, const qe_kv_pool *pool, uint32_t n)
+{
+    uint32_t n_gone = demote_pool(core, pool, keep, n);
     if (n_gone)
         qe_stats_touch(core->stats);
     return n_gone;
+}
+
+uint64_t qe_core_device_bytes_used(const qe_core *core)
+{
+    uint64_t bytes = 0;
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++)
+        bytes += qe_kv_pool_n_used(core->pools[c]) * qe_kv_pool_page_bytes(core->pools[c]);
+    return bytes;
+}
+
+bool qe_core_shrink(qe_core *core)
+{
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+        if (qe_kv_pool_evict_cached(core->pools[c], 1) > 0 ||
+            qe_core_demote_idle(core, NULL, core->pools[c], 1) > 0)
+            return true;
+    }
+    return qe_core_drop_oldest(core, NULL);
 }
 
 /* The session's own oldest pages, but for the newest span (of a small tier, a quarter). */
 static uint32_t spill(qe_core *core, qe_timeline *t, uint32_t n)
 {
     uint32_t n_pages = qe_session_n_cached(t->session) / QK_PAGE_TOKENS;
-    uint32_t n_kept = MIN(QK_SPAN_TOKENS / QK_PAGE_TOKENS, qe_kv_pool_n_max(core->pool) / 4);
+    uint32_t n_kept = MIN(QK_SPAN_TOKENS / QK_PAGE_TOKENS, qe_kv_pool_n_max(pool_of(t)) / 4);
     if (!qe_session_get_policy(t->session)->tiered || n_pages <= n_kept)
         return 0;
-    const uint32_t *pins = count_pins(core, t);
+    const uint32_t *pins = count_pins(core, pool_of(t), t);
     uint32_t n_gone = qe_session_spill(t->session, n, n_pages - n_kept, false, pins);
     if (n_gone < n)
         n_gone += qe_session_spill(t->session, n - n_gone, n_pages - n_kept, true, pins);
@@ -165,29 +242,16 @@ static uint32_t spill(qe_core *core, qe_timeline *t, uint32_t n)
     return n_gone;
 }
 
-/* Takes note of a copy that is on its way, waiting for it, so that its page can give up a slot. */
-static bool wait_for_move(qe_core *core)
-{
-    g_autoptr(GError) error = NULL;
-    if (!qe_kv_pool_submit_moves(core->pool, &error)) {
-        qe_core_lose(core, error->message);
-        return false;
-    }
-    if (qe_kv_pool_wait_move(core->pool, &error))
-        return true;
-    if (error) {
-        qe_core_lose(core, error->message);
-        return false;
-    }
-    return qe_kv_pool_n_to_store(core->pool) > 0 && qe_kv_pool_wait_host_slab(core->pool);
-}
-
 /* Host slots for pages that wait to be stored: the idle session used longest ago gives up all it has there. */
 static bool make_host_room(qe_core *core, const qe_timeline *keep)
 {
-    if (qe_kv_pool_n_to_store(core->pool) == 0 || qe_kv_pool_n_host_available(core->pool) > 0)
+    if (qe_kv_pool_n_to_store(pool_of(keep)) == 0 || qe_kv_pool_n_host_available(pool_of(keep)) > 0)
         return false;
-    g_autoptr(GPtrArray) idle = list_idle(core, keep);
+    qe_kv_pool *other = other_pool(core, pool_of(keep));
+    if (other && (qe_kv_pool_trim_host(other) > 0 || (qe_kv_pool_evict_cached_host(other, UINT32_MAX) > 0 &&
+                                                         qe_kv_pool_trim_host(other) > 0)))
+        return true;
+    g_autoptr(GPtrArray) idle = list_idle(core, pool_of(keep), keep);
     for (guint i = 0; i < idle->len; i++) {
         qe_timeline *t = idle->pdata[i];
         if (!qe_session_get_policy(t->session)->tiered)
@@ -205,12 +269,15 @@ static bool make_host_room(qe_core *core, const qe_timeline *keep)
 
 bool qe_core_make_room(qe_core *core, qe_timeline *t)
 {
-    if (!qe_kv_pool_has_host(core->pool))
+    qe_kv_pool *pool = pool_of(t);
+    if (take_from_other(core, pool, t))
+        return true;
+    if (!qe_kv_pool_has_host(pool))
         return false;
-    if (qe_core_demote_idle(core, t, ROOM_PAGES) > 0)
+    if (qe_core_demote_idle(core, t, pool, ROOM_PAGES) > 0)
         return true;
     /* What this session can spill needs no waiting for others, but idle ones go first: their copies may be under way. */
-    if (wait_for_move(core))
+    if (wait_for_move(core, pool))
         return true;
     if (core->lost)
         return false;
@@ -243,16 +310,16 @@ uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed)
         n_wanted = MIN(n_wanted, cap > n_on ? cap - n_on : 0);
     }
     uint64_t n_room = (uint64_t)n_wanted + n_needed;
-    uint32_t n_available = qe_kv_pool_n_available(core->pool);
+    uint32_t n_available = qe_kv_pool_n_available(pool_of(t));
     if (n_available < n_room)
-        n_available += qe_core_demote_idle(core, t, (uint32_t)(n_room - n_available));
+        n_available += qe_core_demote_idle(core, t, pool_of(t), (uint32_t)(n_room - n_available));
     n_wanted = MIN(n_wanted, n_available > n_needed ? n_available - n_needed : 0);
-    uint32_t n_free = qe_kv_slots_n_available(qe_kv_pool_device_slots(core->pool));
+    uint32_t n_free = qe_kv_slots_n_available(qe_kv_pool_device_slots(pool_of(t)));
     if (n_free < n_wanted)
-        qe_kv_pool_evict_cached(core->pool, n_wanted - n_free);
+        qe_kv_pool_evict_cached(pool_of(t), n_wanted - n_free);
     g_autoptr(GError) error = NULL;
     int64_t n = qe_session_load(t->session, n_wanted, &error);
-    if (n < 0 || !qe_kv_pool_submit_moves(core->pool, &error)) {
+    if (n < 0 || !qe_kv_pool_submit_moves(pool_of(t), &error)) {
         qe_core_lose(core, error->message);
         return 0;
     }
@@ -264,7 +331,7 @@ uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed)
 void qe_core_prefetch(qe_core *core, qe_session_id id)
 {
     qe_timeline *t = g_hash_table_lookup(core->timelines, &id);
-    if (!t || core->lost || !core->pool)
+    if (!t || core->lost || !core->pools[0])
         return;
     t->last_used = ++core->clock;
     if (!t->request)
@@ -275,28 +342,40 @@ void qe_core_prefetch(qe_core *core, qe_session_id id)
 
 bool qe_core_move(qe_core *core)
 {
-    g_autoptr(GError) error = NULL;
-    if (!qe_kv_pool_has_host(core->pool))
-        return true;
-    bool landed = qe_kv_pool_poll(core->pool, &error);
-    if (!error && (qe_kv_pool_n_loading(core->pool) || qe_kv_pool_n_to_store(core->pool)))
-        qe_kv_pool_submit_moves(core->pool, &error);
+    bool landed = false;
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+        qe_kv_pool *pool = core->pools[c];
+        g_autoptr(GError) error = NULL;
+        if (!qe_kv_pool_has_host(pool))
+            continue;
+        landed |= qe_kv_pool_poll(pool, &error);
+        if (!error && (qe_kv_pool_n_loading(pool) || qe_kv_pool_n_to_store(pool)))
+            qe_kv_pool_submit_moves(pool, &error);
+        if (error) {
+            qe_core_lose(core, error->message);
+            return false;
+        }
+    }
     if (landed)
         qe_stats_touch(core->stats);
-    if (error)
-        qe_core_lose(core, error->message);
-    return error == NULL;
+    return true;
 }
 
 bool qe_core_wait_moves(qe_core *core)
 {
-    g_autoptr(GError) error = NULL;
-    if (!qe_kv_pool_has_host(core->pool) || qe_kv_pool_n_moving(core->pool) == 0)
-        return false;
-    bool landed = qe_kv_pool_wait_move(core->pool, &error);
-    if (error)
-        qe_core_lose(core, error->message);
-    if (landed)
-        qe_stats_touch(core->stats);
-    return landed;
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+        g_autoptr(GError) error = NULL;
+        if (!qe_kv_pool_has_host(core->pools[c]) || qe_kv_pool_n_moving(core->pools[c]) == 0)
+            continue;
+        bool landed = qe_kv_pool_wait_move(core->pools[c], &error);
+        if (error) {
+            qe_core_lose(core, error->message);
+            return false;
+        }
+        if (landed) {
+            qe_stats_touch(core->stats);
+            return true;
+        }
+    }
+    return false;
 }

@@ -125,8 +125,8 @@ static bool budget_pages(
     };
     if (taken)
         budget.memory_free += budget.weights + budget.workspace;
-    if (core->pool)
-        budget.memory_free += (uint64_t)qe_kv_pool_n_reserved(core->pool) * budget.page_bytes;
+    if (core->pools[0])
+        budget.memory_free += core->device_ledger.bytes_taken;
     return qe_budget_pages(&budget, n_pages, error);
 }
 
@@ -135,7 +135,9 @@ static bool add_attender(qe_core *core, const qk_shape *shape, GError **error)
 {
     if (core->host_path != QE_HOST_PATH_CPU || core->host_bytes == 0)
         return true;
-    qk_status status = qk_host_attender_new(NULL, 0, shape, &core->params.layout, 1, &core->attender);
+    const qk_kv_layout layouts[] = {core->params.layout, core->params.layout_1};
+    qk_status status =
+        qk_host_attender_new(NULL, 0, shape, layouts, layouts[1].page_bytes ? 2 : 1, &core->attender);
     if (status != QK_OK) {
         core->attender = NULL;
         g_set_error(error, QE_ERROR, status == QK_NO_MEMORY ? QE_ERROR_NO_MEMORY : QE_ERROR_UNSUPPORTED,
@@ -178,10 +180,9 @@ static bool check_budget(qe_core *core, GError **error)
 
 /* A page's bytes depend on the model, the layout, and the kernels that computed it: pages of one kind are never found by
  * a session of another. */
-static void set_seed(qe_core *core)
+static void set_seed(qe_core *core, qe_kv_pool *pool, const qk_kv_layout *l)
 {
     uint8_t fingerprint[QE_MODEL_FINGERPRINT_BYTES];
-    const qk_kv_layout *l = &core->params.layout;
     qk_backend_info info;
     qk_backend_get_info(core->backend, &info);
     g_free(core->numerics);
@@ -199,16 +200,33 @@ static void set_seed(qe_core *core)
     g_checksum_get_digest(sum, digest, &n);
     qe_page_key seed;
     memcpy(seed.b, digest, sizeof seed.b);
-    qe_kv_pool_set_seed(core->pool, &seed);
+    qe_kv_pool_set_seed(pool, &seed);
 }
 
-static void add_host_tier(qe_core *core)
+/* Pools of all classes within one budget of device bytes and one of host bytes. */
+static void make_pools(qe_core *core, uint32_t n_pages)
 {
-    uint64_t page_bytes = core->params.layout.page_bytes;
-    uint64_t n_host = MIN(core->host_bytes / page_bytes, (uint64_t)INT32_MAX);
-    uint32_t slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_DEVICE_SLAB_BYTES / page_bytes, 1);
-    qe_kv_pool_add_host(core->pool, (uint32_t)n_host, slab_pages, !core->is_host, NULL, NULL);
-    set_seed(core);
+    const qk_kv_layout *layouts[QE_KV_CLASSES] = {&core->params.layout, &core->params.layout_1};
+    core->device_ledger = (qe_kv_ledger){.bytes_max = n_pages * layouts[0]->page_bytes};
+    core->host_ledger = (qe_kv_ledger){.bytes_max = core->host_bytes};
+    for (int c = 0; c < QE_KV_CLASSES; c++) {
+        uint64_t page_bytes = layouts[c]->page_bytes;
+        if (page_bytes == 0)
+            continue;
+        uint64_t n = MIN(core->device_ledger.bytes_max / page_bytes, (uint64_t)INT32_MAX);
+        uint64_t n_host = MIN(core->host_bytes / page_bytes, (uint64_t)INT32_MAX);
+        uint32_t slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_DEVICE_SLAB_BYTES / page_bytes, 1);
+        core->pools[c] = qe_kv_pool_new(core->backend, layouts[c], (uint32_t)n, slab_pages, core->check);
+        qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, slab_pages, !core->is_host,
+            &core->device_ledger, &core->host_ledger);
+        set_seed(core, core->pools[c], layouts[c]);
+    }
+}
+
+static void free_pools(qe_core *core)
+{
+    for (int c = 0; c < QE_KV_CLASSES; c++)
+        g_clear_pointer(&core->pools[c], qe_kv_pool_free);
 }
 
 /* Everything on the device, and a fresh pool. On failure the caller frees what is there. */
@@ -227,6 +245,10 @@ static bool fill_device(qe_core *core, qk_progress_fn progress, void *user, GErr
         return false;
     }
     status = qk_context_new(core->device_model, &core->params, &core->context);
+    if (status == QK_UNSUPPORTED && core->params.layout_1.page_bytes) {
+        core->params.layout_1 = (qk_kv_layout){0}; /* no int8 pages on this backend */
+        status = qk_context_new(core->device_model, &core->params, &core->context);
+    }
     if (status != QK_OK) {
         core->context = NULL;
         qe_backend_set_error(error, core->backend, status, "Cannot make the workspace");
@@ -240,11 +262,8 @@ static bool fill_device(qe_core *core, qk_progress_fn progress, void *user, GErr
     uint32_t n_pages;
     if (!budget_pages(core, core->kv_bytes_max, true, &n_pages, error))
         return false;
-    uint64_t page_bytes = core->params.layout.page_bytes;
-    uint32_t slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_DEVICE_SLAB_BYTES / page_bytes, 1);
-    core->pool = qe_kv_pool_new(core->backend, &core->params.layout, n_pages, slab_pages, core->check);
-    add_host_tier(core);
-    if (!core->is_host && !qe_kv_pool_warm(core->pool, error))
+    make_pools(core, n_pages);
+    if (!core->is_host && !qe_kv_pool_warm(core->pools[0], error))
         return false;
     qk_shape shape = shape_of(core);
     qe_cost_init(&core->cost, !core->is_host, qe_model_get_weight_bytes(core->model),
@@ -255,7 +274,7 @@ static bool fill_device(qe_core *core, qk_progress_fn progress, void *user, GErr
 static void drop_device(qe_core *core)
 {
     g_clear_pointer(&core->steps, qe_steps_free);
-    g_clear_pointer(&core->pool, qe_kv_pool_free);
+    free_pools(core);
     free_device(core);
 }
 
@@ -290,20 +309,21 @@ static bool make_device(qe_core *core, qk_progress_fn progress, void *user, GErr
 void qe_core_set_kv_bytes(qe_core *core, uint64_t kv_bytes_max)
 {
     uint32_t n_pages;
-    if (!core->pool || core->lost) {
+    if (!core->pools[0] || core->lost) {
         core->kv_bytes_max = kv_bytes_max;
         return;
     }
     if (!budget_pages(core, kv_bytes_max, true, &n_pages, NULL))
         return;
     core->kv_bytes_max = kv_bytes_max;
-    qe_kv_pool_set_max(core->pool, n_pages);
-    while (qe_kv_pool_n_used(core->pool) > n_pages) {
-        uint32_t n = qe_kv_pool_n_used(core->pool) - n_pages;
-        if (qe_kv_pool_evict_cached(core->pool, n) == 0 && qe_core_demote_idle(core, NULL, n) == 0 &&
-            !qe_core_drop_oldest(core, NULL))
-            break;
+    core->device_ledger.bytes_max = n_pages * core->params.layout.page_bytes;
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+        qe_kv_pool *pool = core->pools[c];
+        uint64_t n = core->device_ledger.bytes_max / qe_kv_pool_page_bytes(pool);
+        qe_kv_pool_set_max(pool, (uint32_t)CLAMP(n, 1, INT32_MAX));
     }
+    while (qe_core_device_bytes_used(core) > core->device_ledger.bytes_max && qe_core_shrink(core))
+        ;
     core->trim_due = true;
     qe_stats_touch(core->stats);
 }
@@ -339,7 +359,7 @@ void qe_core_unload(qe_core *core)
     /* Steps first: pages may only go when no step in flight touches their slabs. */
     g_clear_pointer(&core->steps, qe_steps_free);
     g_hash_table_remove_all(core->timelines);
-    g_clear_pointer(&core->pool, qe_kv_pool_free);
+    free_pools(core);
     free_device(core);
     forget_model(core);
     /* The next model may fit where this one did not. */
@@ -359,7 +379,8 @@ void qe_core_lose(qe_core *core, const char *message)
     g_set_error(&core->lost, QE_ERROR, QE_ERROR_DEVICE_LOST, "The device was lost: %s", message);
     qe_core_end_all(core, core->lost);
     g_clear_pointer(&core->steps, qe_steps_free);
-    qe_kv_pool_detach(core->pool);
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++)
+        qe_kv_pool_detach(core->pools[c]);
     GHashTableIter iter;
     void *value;
     g_hash_table_iter_init(&iter, core->timelines);
@@ -373,7 +394,7 @@ void qe_core_lose(qe_core *core, const char *message)
 }
 
 /* A session bound to the new pool with the old one's ids and turns. */
-static qe_session *rebuild_session(qe_kv_pool *pool, const qe_session *old)
+qe_session *qe_core_rebuild_session(qe_kv_pool *pool, const qe_session *old)
 {
     qe_session *session = qe_session_new(pool, qe_session_id_of(old));
     qe_session_append_ids(session, qe_session_ids(old), qe_session_n_ids(old));
@@ -383,19 +404,32 @@ static qe_session *rebuild_session(qe_kv_pool *pool, const qe_session *old)
 }
 
 /* Whether pages of @old, computed on a device that is gone, are what the device of now would have computed. */
-static bool is_same_kind(const qe_core *core, const qk_kv_layout *layout, const char *numerics)
+static bool is_same_kind(
+    const qe_core *core, const qk_kv_layout *layout, const qk_kv_layout *layout_1, const char *numerics)
 {
     return core->numerics && numerics && strcmp(core->numerics, numerics) == 0 &&
-           memcmp(layout, &core->params.layout, sizeof *layout) == 0;
+           memcmp(layout, &core->params.layout, sizeof *layout) == 0 &&
+           memcmp(layout_1, &core->params.layout_1, sizeof *layout_1) == 0;
 }
 
-/* Host pages outlive the device: the old pool goes on with the new one's device part. */
-static void keep_old_pool(qe_core *core, qe_kv_pool *old)
+/* Host pages outlive the device: the old pools go on with the new ones' device part. */
+static void keep_old_pools(qe_core *core, qe_kv_pool *const *old)
 {
-    uint32_t n_max = qe_kv_pool_n_max(core->pool);
-    qe_kv_pool_free(core->pool);
-    core->pool = old;
-    qe_kv_pool_attach(old, core->backend, n_max);
+    for (int c = 0; c < QE_KV_CLASSES; c++) {
+        if (!old[c])
+            continue;
+        uint32_t n_max = qe_kv_pool_n_max(core->pools[c]);
+        qe_kv_pool_free(core->pools[c]);
+        core->pools[c] = old[c];
+        qe_kv_pool_attach(old[c], core->backend, n_max);
+    }
+    core->host_ledger.bytes_taken = 0;
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+        const qe_kv_slots *host = qe_kv_pool_host_slots(core->pools[c]);
+        if (host)
+            core->host_ledger.bytes_taken +=
+                qe_kv_slots_n_reserved(host) * qe_kv_pool_page_bytes(core->pools[c]);
+    }
 }
 
 static void move_sessions(qe_core *core)
@@ -405,7 +439,9 @@ static void move_sessions(qe_core *core)
     g_hash_table_iter_init(&iter, core->timelines);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         qe_timeline *t = value;
-        qe_session *session = rebuild_session(core->pool, t->session);
+        if (!core->pools[t->kv_class])
+            t->kv_class = 0;
+        qe_session *session = qe_core_rebuild_session(core->pools[t->kv_class], t->session);
         qe_session_free(t->session);
         t->session = session;
     }
@@ -413,21 +449,25 @@ static void move_sessions(qe_core *core)
 
 bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError **error)
 {
-    qe_kv_pool *old = core->pool;
-    qk_kv_layout layout = core->params.layout;
+    qe_kv_pool *old[QE_KV_CLASSES];
+    qk_kv_layout layout = core->params.layout, layout_1 = core->params.layout_1;
     g_autofree char *numerics = g_strdup(core->numerics);
-    core->pool = NULL;
+    memcpy(old, core->pools, sizeof old);
+    memset(core->pools, 0, sizeof core->pools);
     if (!make_device(core, progress, user, error)) {
         drop_device(core);
         g_clear_pointer(&core->backend, qk_backend_free);
-        core->pool = old;
+        memcpy(core->pools, old, sizeof old);
+        core->params.layout = layout;
+        core->params.layout_1 = layout_1;
         return false;
     }
-    if (is_same_kind(core, &layout, numerics)) {
-        keep_old_pool(core, old);
+    if (is_same_kind(core, &layout, &layout_1, numerics)) {
+        keep_old_pools(core, old);
     } else {
         move_sessions(core);
-        qe_kv_pool_free(old);
+        for (int c = 0; c < QE_KV_CLASSES; c++)
+            qe_kv_pool_free(old[c]);
     }
     g_clear_error(&core->lost);
     GHashTableIter iter;
@@ -457,6 +497,7 @@ static qe_timeline *adopt_session(
     t->session = session;
     t->last_used = ++core->clock;
     t->cache = *cache;
+    t->kv_class = qe_session_pool(session) == core->pools[1];
     if (!core->lost)
         qe_core_apply_cache(core, t, cache);
     g_hash_table_insert(core->timelines, &t->id, t);
@@ -468,21 +509,25 @@ qe_timeline *qe_core_add_timeline(qe_core *core, uint64_t id, const qe_cache_con
 {
     qe_cache_config defaults;
     qe_cache_config_init(&defaults);
-    return adopt_session(core, id, qe_session_new(core->pool, id), cache ? cache : &defaults);
+    return adopt_session(core, id, qe_session_new(core->pools[0], id), cache ? cache : &defaults);
 }
 
 void qe_core_open(qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key)
 {
-    if (!core->pool)
+    if (!core->pools[0])
         return;
     qe_timeline *t = qe_core_add_timeline(core, id, cache);
     t->disk_key = g_strdup(disk_key);
+    if (cache->mode == QE_CACHE_TIERED_INT8 && !core->pools[1])
+        g_set_error(&t->broken, QE_ERROR, QE_ERROR_UNSUPPORTED,
+            "The cache mode tiered-int8 is not offered here: %s",
+            core->kv_class == QE_KV_F32 ? "the engine's pages are float32" : "the device has no int8 pages");
 }
 
 /* Without pages for the copy of a part-filled page the new session gets the ids alone and computes them again. */
 static qe_session *fork_ids(qe_core *core, uint64_t id, const qe_session *parent, uint32_t n_tokens)
 {
-    qe_session *session = qe_session_new(core->pool, id);
+    qe_session *session = qe_session_new(qe_session_pool(parent), id);
     qe_session_append_ids(session, qe_session_ids(parent), n_tokens);
     for (uint32_t i = 0; i < qe_session_n_turns(parent); i++) {
         const qe_turn *turn = qe_session_turn(parent, i);
@@ -494,7 +539,7 @@ static qe_session *fork_ids(qe_core *core, uint64_t id, const qe_session *parent
 
 void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent_id, uint32_t keep_messages)
 {
-    if (!core->pool)
+    if (!core->pools[0])
         return;
     qe_timeline *parent = find_timeline(core, parent_id);
     if (!parent) {
@@ -565,7 +610,7 @@ void qe_core_generate(qe_core *core, qe_request *request)
     request->slot = QK_NO_SLOT;
     if (core->lost)
         error = g_error_copy(core->lost);
-    else if (!core->pool)
+    else if (!core->pools[0])
         g_set_error(&error, QE_ERROR, QE_ERROR_FAILED, "No model is loaded");
     if (error) {
         refuse(core, request, error);
@@ -617,7 +662,7 @@ void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError
     qe_timeline *t = request->timeline;
     g_assert(t && t->request == request);
     withdraw(core, request);
-    if (core->pool && !core->lost)
+    if (core->pools[0] && !core->lost)
         qe_session_release_reserved(t->session);
     if (request->reply) {
         g_autoptr(GString) rest = g_string_new(NULL);
@@ -694,13 +739,13 @@ bool qe_core_publish(qe_core *core)
     qsort(sessions, n, sizeof *sessions, compare_sessions);
     look_at_device(core);
     qe_stats_input input = {
-        .pool = core->pool,
+        .pools = core->pools,
         .is_host = !core->backend || core->is_host,
         .cpu_reason = core->cpu_reason,
         .device = core->device_looked ? &core->device_info : NULL,
         .weights = core->weight_bytes,
         .workspace = core->workspace_bytes,
-        .n_sessions = core->pool ? n : 0,
+        .n_sessions = core->pools[0] ? n : 0,
         .sessions = sessions,
         .n_running = core->running->len,
         .n_queued = core->waiting->len,

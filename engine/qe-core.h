@@ -19,6 +19,9 @@
 
 G_BEGIN_DECLS
 
+/* Page classes: 0 is the engine's own (bf16 or f32), exact; 1 is int8. A plan's kv_class. */
+#define QE_KV_CLASSES 2
+
 /* A session and what the engine keeps about it. */
 typedef struct qe_timeline {
     uint64_t id;
@@ -30,6 +33,7 @@ typedef struct qe_timeline {
     qe_cache_config cache; /* as asked for */
     qe_cache_mode mode;    /* what that comes to; AUTO: not applied yet */
     char *disk_key;        /* may be NULL */
+    uint32_t kv_class;     /* of its pages: the session is bound to that pool */
     bool mode_changed;     /* since the last turn, and what was cached went */
     bool evicted;          /* pages were given up since the last turn */
     GError *broken;        /* the fork that should have made it failed; its first request says so */
@@ -64,8 +68,10 @@ struct qe_core {
     qe_tokenizer *tokenizer;
     qe_template *tmpl;
     qe_eos_list eos;
-    qe_kv_pool *pool;
-    uint32_t context_max; /* tokens */
+    qe_kv_pool
+        *pools[QE_KV_CLASSES]; /* by page class; [0] is there whenever a model is. [1]: int8, NULL without */
+    qe_kv_ledger device_ledger, host_ledger; /* what the pools share */
+    uint32_t context_max;                    /* tokens */
     uint32_t step_rows_max;
     uint64_t host_bytes; /* budget of the host tier; 0: there is none */
     /* The device part. */
@@ -80,6 +86,7 @@ struct qe_core {
     char *numerics; /* what the bits of a page depend on beside model and layout: backend and kernels */
     /* Steps of sessions with pages off the device take long: they alternate with the others by time (ms). */
     double heavy_ms, light_ms_since;
+    bool last_class;
 
     GHashTable *timelines; /* id -> qe_timeline, owned */
     GPtrArray *waiting;    /* qe_request by serial, borrowed: the timeline owns */
@@ -122,7 +129,7 @@ bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep); /* frees an id
 void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *config);
 uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t); /* tokens that the session can hold */
 /* Gives up device copies of idle sessions' pages that the host has too; at most @n. Returns how many went. */
-uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, uint32_t n);
+uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, const qe_kv_pool *pool, uint32_t n);
 /* Some room on the device for @t, by the rules of the tiers. false: there is none to be made so, or the device is lost. */
 bool qe_core_make_room(qe_core *core, qe_timeline *t);
 void qe_core_enforce_cap(qe_core *core, qe_timeline *t); /* its device_tokens_max */
@@ -140,6 +147,10 @@ void qe_core_end_all(qe_core *core, const GError *error);
 bool qe_core_publish(qe_core *core);
 
 /* Between the core's files. */
+qe_session *qe_core_rebuild_session(qe_kv_pool *pool, const qe_session *old); /* ids and turns, no pages */
+uint64_t qe_core_device_bytes_used(const qe_core *core);
+bool qe_core_shrink(
+    qe_core *core); /* some device pages less; false: all that is left is in use by running requests */
 void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError *error /* consumed */);
 void qe_core_lose(qe_core *core, const char *message);
 qe_timeline *qe_core_add_timeline(

@@ -69,6 +69,7 @@ void qe_kv_pool_add_host(qe_kv_pool *pool, uint32_t n_max, uint32_t slab_pages, 
         return;
     if (slab_pages == 0)
         slab_pages = (uint32_t)MAX(HOST_SLAB_BYTES / page_bytes, 1);
+    slab_pages = MIN(slab_pages, MAX(n_max / 8, 1)); /* what one class has no use for, the other may have */
     pool->host = qe_kv_slots_new(&(qe_kv_slots_params){
         .backend = pool->backend,
         .memory = QK_MEMORY_HOST,
@@ -209,6 +210,13 @@ uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept)
     if (!qe_kv_slots_can_trim(pool->device, n_slabs_kept) || !wait_for_compute(pool))
         return 0;
     return qe_kv_slots_trim(pool->device, n_slabs_kept);
+}
+
+uint32_t qe_kv_pool_trim_host(qe_kv_pool *pool)
+{
+    if (!pool->host || pool->n_moving > 0 || !qe_kv_slots_can_trim(pool->host, 0) || !wait_for_compute(pool))
+        return 0;
+    return qe_kv_slots_trim(pool->host, 0);
 }
 
 void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max)

@@ -133,9 +133,9 @@ static void extend_history(qe_stats *self, gint64 now, const uint32_t used[1 + Q
 }
 
 /* Which tier shows @page: the fastest that has it. */
-static qe_tier tier_of(const qe_stats_input *input, qe_page page)
+static qe_tier tier_of(const qe_stats_input *input, const qe_kv_pool *pool, qe_page page)
 {
-    if (input->is_host || !qe_kv_page_on_device(input->pool, page))
+    if (input->is_host || !qe_kv_page_on_device(pool, page))
         return QE_TIER_HOST;
     return QE_TIER_GPU;
 }
@@ -151,6 +151,7 @@ static void fill_cells(snapshot *s, const qe_stats_input *input)
     for (uint32_t i = 0; i < input->n_sessions; i++) {
         const qe_session *session = input->sessions[i].session;
         const qe_page *pages = qe_session_pages(session);
+        const qe_kv_pool *pool = qe_session_pool(session);
         uint32_t n_cached = qe_session_n_cached(session);
         qe_session_view *v = &s->sessions[i];
         *v = (qe_session_view){
@@ -161,16 +162,16 @@ static void fill_cells(snapshot *s, const qe_stats_input *input)
             .mode = input->sessions[i].mode,
             .cells = cell,
         };
-        v->bytes = v->n_pages * qe_kv_pool_page_bytes(input->pool);
+        v->bytes = v->n_pages * qe_kv_pool_page_bytes(pool);
         for (uint32_t k = 0; k < v->n_pages; k++, cell++) {
-            uint32_t n_refs = qe_kv_page_refs(input->pool, pages[k]);
+            uint32_t n_refs = qe_kv_page_refs(pool, pages[k]);
             uint32_t begin = k * QK_PAGE_TOKENS;
-            qe_tier tier = tier_of(input, pages[k]);
+            qe_tier tier = tier_of(input, pool, pages[k]);
             v->n_pages_tier[tier]++;
             cell->flags = tier;
-            if (qe_kv_page_is_moving(input->pool, pages[k]))
+            if (qe_kv_page_is_moving(pool, pages[k]))
                 cell->flags |= QE_CELL_MOVING;
-            if (qe_kv_page_state(input->pool, pages[k]) == QE_PAGE_TAIL)
+            if (qe_kv_page_state(pool, pages[k]) == QE_PAGE_TAIL)
                 cell->flags |= QE_CELL_TAIL;
             if (n_refs > 1) {
                 cell->flags |= QE_CELL_SHARED;
@@ -201,38 +202,52 @@ static void fill_slots(qe_tier_view *view, const qe_kv_slots *slots, uint64_t pa
 {
     view->present = true;
     view->n_pages_used += qe_kv_slots_n_used(slots);
-    view->n_pages_max += qe_kv_slots_n_max(slots);
-    view->bytes_used = view->n_pages_used * page_bytes;
-    view->bytes_max = view->n_pages_max * page_bytes;
+    view->bytes_used += qe_kv_slots_n_used(slots) * page_bytes;
     view->bytes_reserved += qe_kv_slots_n_reserved(slots) * page_bytes;
 }
 
-/* On the CPU both tiers lie in host memory and are one in the view. */
-static void fill_tiers(qe_snapshot *view, const qe_stats_input *input, char *gpu)
+/* One class's pages. On the CPU both tiers lie in host memory and are one in the view. */
+static void add_pool(qe_snapshot *view, const qe_kv_pool *pool, bool is_host, qe_tier_view *home)
 {
     qe_tier_view *host = &view->tiers[QE_TIER_HOST];
-    qe_tier_view *home = &view->tiers[input->is_host || !input->pool ? QE_TIER_HOST : QE_TIER_GPU];
-    view->tiers[QE_TIER_DISK].reason = g_strdup("Off");
-    if (input->pool) {
-        uint64_t page_bytes = qe_kv_pool_page_bytes(input->pool);
-        const qe_kv_slots *slots = qe_kv_pool_host_slots(input->pool);
-        qe_kv_counters counters;
-        qe_kv_pool_get_counters(input->pool, &counters);
-        fill_slots(home, qe_kv_pool_device_slots(input->pool), page_bytes);
-        home->n_pages_shared = qe_kv_pool_n_shared(input->pool);
-        if (slots) {
-            fill_slots(host, slots, page_bytes);
-            host->bytes_pinned = input->is_host ? 0 : qe_kv_slots_bytes_pinned(slots);
+    const qe_kv_slots *slots = qe_kv_pool_host_slots(pool);
+    uint64_t page_bytes = qe_kv_pool_page_bytes(pool);
+    qe_kv_counters counters;
+    qe_kv_pool_get_counters(pool, &counters);
+    fill_slots(home, qe_kv_pool_device_slots(pool), page_bytes);
+    home->n_pages_shared += qe_kv_pool_n_shared(pool);
+    if (slots) {
+        fill_slots(host, slots, page_bytes);
+        host->bytes_pinned += is_host ? 0 : qe_kv_slots_bytes_pinned(slots);
+        if (!host->note)
             host->note = g_strdup(qe_kv_slots_note(slots));
-        }
-        host->bytes_in = counters.bytes_stored;
-        host->bytes_out = counters.bytes_loaded;
-        if (home != host) {
-            home->bytes_in = counters.bytes_loaded;
-            home->bytes_out = counters.bytes_stored;
-        }
-        view->page_bytes = page_bytes;
-        view->n_pages_cached = qe_kv_pool_n_cached(input->pool);
+    }
+    host->bytes_in += counters.bytes_stored;
+    host->bytes_out += counters.bytes_loaded;
+    if (home != host) {
+        home->bytes_in += counters.bytes_loaded;
+        home->bytes_out += counters.bytes_stored;
+    }
+    view->n_pages_cached += qe_kv_pool_n_cached(pool);
+}
+
+static void fill_tiers(qe_snapshot *view, const qe_stats_input *input, char *gpu)
+{
+    bool loaded = input->pools && input->pools[0];
+    qe_tier_view *host = &view->tiers[QE_TIER_HOST];
+    qe_tier_view *home = &view->tiers[input->is_host || !loaded ? QE_TIER_HOST : QE_TIER_GPU];
+    view->tiers[QE_TIER_DISK].reason = g_strdup("Off");
+    for (int c = 0; loaded && c < QE_STATS_POOLS && input->pools[c]; c++)
+        add_pool(view, input->pools[c], input->is_host, home);
+    if (loaded) {
+        /* The budget is of bytes; in pages of the engine's own class. */
+        const qe_kv_slots *slots = qe_kv_pool_host_slots(input->pools[0]);
+        view->page_bytes = qe_kv_pool_page_bytes(input->pools[0]);
+        home->n_pages_max += qe_kv_pool_n_max(input->pools[0]);
+        if (slots)
+            host->n_pages_max += qe_kv_slots_n_max(slots);
+        home->bytes_max = home->n_pages_max * view->page_bytes;
+        host->bytes_max = host->n_pages_max * view->page_bytes;
     } else {
         home->reason = g_strdup("No model is loaded.");
     }
@@ -250,8 +265,8 @@ static void fill_device(qe_device_view *view, const qe_stats_input *input)
         .memory_total = d->memory_total,
         .memory_used = d->memory_total - MIN(d->memory_free, d->memory_total),
         .memory_process = d->memory_process,
-        .weights = input->pool ? input->weights : 0,
-        .workspace = input->pool ? input->workspace : 0,
+        .weights = input->pools ? input->weights : 0,
+        .workspace = input->pools ? input->workspace : 0,
         .utilization = d->utilization,
     };
 }
@@ -273,7 +288,7 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
     fill_tiers(&s->view, input, g_strdup(input->cpu_reason ? input->cpu_reason : self->gpu_reason));
     if (input->device)
         fill_device(&s->view.device, input);
-    if (input->pool)
+    if (input->pools && input->pools[0])
         fill_cells(s, input);
     measure_rates(self, now, &s->view);
     uint32_t used[1 + QE_N_TIERS] = {0};

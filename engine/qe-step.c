@@ -113,7 +113,7 @@ static lane *next_lane(qe_steps *self)
     return &self->lanes[(self->oldest + self->n_in_flight) & 1];
 }
 
-bool qe_steps_begin(qe_steps *self, bool heavy, qe_host_path path)
+bool qe_steps_begin(qe_steps *self, uint32_t kv_class, bool heavy, qe_host_path path)
 {
     if (self->n_in_flight == 2)
         return false;
@@ -122,7 +122,9 @@ bool qe_steps_begin(qe_steps *self, bool heavy, qe_host_path path)
     g_assert(l->n_members == 0);
     qk_plan *plan = qk_step_plan(l->step);
     plan->n_rows = plan->n_seqs = plan->n_pages = plan->n_outputs = 0;
-    plan->host_path = path == QE_HOST_PATH_STREAM ? QK_HOST_STREAM : QK_HOST_READ;
+    plan->kv_class = kv_class;
+    /* Streaming is what a card measured faster; a backend on host memory looks at neither. */
+    plan->host_path = path == QE_HOST_PATH_READ ? QK_HOST_READ : QK_HOST_STREAM;
     l->attended = 0;
     l->n_prefill = l->n_decode = 0;
     l->heavy = heavy;

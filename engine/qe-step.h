@@ -50,7 +50,7 @@ double qe_steps_predicted_in_flight(const qe_steps *self); /* ms */
 bool qe_steps_prefill_in_flight(const qe_steps *self);
 
 /* false when both steps are in flight. @heavy: some of its pages are off the device; @path says how they are read. */
-bool qe_steps_begin(qe_steps *self, bool heavy, qe_host_path path);
+bool qe_steps_begin(qe_steps *self, uint32_t kv_class, bool heavy, qe_host_path path);
 /* @ids: [member->n_rows] known tokens; or NULL for one row that takes its token from @slot. Reads the page table of
  * @pages: n_pages = ceil((start + n_rows) / 16). @sampling: for member->samples. Fills in the member's output indices. */
 void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,

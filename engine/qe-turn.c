@@ -266,12 +266,12 @@ static bool check_edit(const qe_core *core, const qe_timeline *t, const edit *e,
     }
     if (n > qe_core_capacity(core, t)) {
         uint32_t n_pages = (n + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
-        uint64_t page_bytes = qe_kv_pool_page_bytes(core->pool);
+        uint64_t page_bytes = qe_kv_pool_page_bytes(qe_session_pool(t->session));
         g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
             "The prompt's %u tokens need %u KV pages (%" G_GUINT64_FORMAT
             " bytes), the limit is %u (%" G_GUINT64_FORMAT " bytes)",
-            n, n_pages, n_pages * page_bytes, qe_kv_pool_n_max(core->pool),
-            qe_kv_pool_n_max(core->pool) * page_bytes);
+            n, n_pages, n_pages * page_bytes, qe_kv_pool_n_max(qe_session_pool(t->session)),
+            qe_kv_pool_n_max(qe_session_pool(t->session)) * page_bytes);
         return false;
     }
     for (guint i = 0; i < e->ids->len; i++) {

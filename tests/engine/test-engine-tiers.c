@@ -1,6 +1,7 @@
 /* test-engine-tiers.c: cache modes and tiers change where pages are, never what is said. The same conversation in every
  * mode, on the CPU and on the mock card, with room for everything and with hardly any on the device; what sharing,
  * restoring, losing the device and closing do is told by receipts. */
+#include <math.h>
 #include <string.h>
 #include "kernels/qk-mock.h"
 #include "tests/engine/engine-test.h"
@@ -101,7 +102,7 @@ static const setup setups[] = {
     {QE_CACHE_PAGED, 0, 4000, 0},
     {QE_CACHE_SESSION, 0, 4000, 0},
     {QE_CACHE_TIERED, 0, 4000, 4000},
-    {QE_CACHE_TIERED, 0, 7, 400},   /* less than the conversation needs */
+    {QE_CACHE_TIERED, 0, 7, 400},    /* less than the conversation needs */
     {QE_CACHE_TIERED, 64, 400, 400}, /* capped: pages go to the host after every step */
     {QE_CACHE_TIERED, 96, 20, 400},
 };
@@ -368,6 +369,41 @@ static void test_config(void)
     g_assert_nonnull(strstr(error->message, "\"fast\""));
 }
 
+/* Int8 pages: the same in every placement and on both devices, near the exact logits, and never shared with exact ones. */
+static void test_int8(void)
+{
+    g_autoptr(GArray) ids = some_ids(450, 7);
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(400, 400);
+    qe_engine_status status;
+    qe_engine_get_status(engine, &status);
+    gsize n = 40 * (gsize)status.model->vocab;
+    qe_engine_status_clear(&status);
+    g_autofree float *exact = logits_of(engine, open_mode(engine, QE_CACHE_TIERED, 0), ids);
+    g_autofree float *want = logits_of(engine, open_mode(engine, QE_CACHE_TIERED_INT8, 0), ids);
+    qe_engine_free(engine);
+    double sum = 0, difference = 0;
+    for (gsize i = 0; i < n; i++) {
+        sum += (double)exact[i] * exact[i];
+        difference += ((double)exact[i] - want[i]) * ((double)exact[i] - want[i]);
+    }
+    double error = sqrt(difference / sum);
+    g_test_message("int8 pages: relative error of the logits %.4f", error);
+    g_assert_cmpfloat(error, >, 1e-5); /* it is not the exact cache */
+    g_assert_cmpfloat(error, <, 0.05);
+    for (int mock = 0; mock < 2; mock++) {
+        et_set_backend(mock ? open_mock : NULL, NULL);
+        mock_options = (qk_mock_options){.seed = 9, .delay_us_max = 200, .n_threads = 2};
+        engine = engine_with(7, 400);
+        g_autofree float *got = logits_of(engine, open_mode(engine, QE_CACHE_TIERED_INT8, 0), ids);
+        g_assert_cmpmem(got, n * sizeof *got, want, n * sizeof *want);
+        /* Both classes share the device; neither finds the other's pages. */
+        g_autofree float *again = logits_of(engine, open_mode(engine, QE_CACHE_TIERED, 0), ids);
+        g_assert_cmpmem(again, n * sizeof *again, exact, n * sizeof *exact);
+        qe_engine_free(engine);
+    }
+}
+
 /* Changing the mode between turns keeps the text; what the new mode cannot use is computed again, and the receipt says so. */
 static void test_change(void)
 {
@@ -412,6 +448,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/not-shared", test_not_shared);
     g_test_add_func("/engine/tiers/closed", test_closed);
     g_test_add_func("/engine/tiers/lost", test_lost);
+    g_test_add_func("/engine/tiers/int8", test_int8);
     g_test_add_func("/engine/tiers/change", test_change);
     return g_test_run();
 }

@@ -81,7 +81,7 @@ struct Plan {
             row += n, page += seq.n_pages;
         }
         for (uint32_t i = 0; i < page; i++)
-            pages.host[i] = (uint64_t)random.next() << 32 | random.next();
+            pages.host[i] = ((uint64_t)random.next() << 32 | random.next()) & ~(uint64_t)QK_PAGE_HOST;
         for (uint32_t i = 0; i < n_outputs; i++) {
             uint8_t *bytes = (uint8_t *)&outputs.host[i];
             for (size_t j = 0; j < sizeof(qk_output); j++)
