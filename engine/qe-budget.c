@@ -154,11 +154,16 @@ static const qe_device_desc *choose_device(const GPtrArray *devices, const char 
     return *problem ? NULL : best;
 }
 
-/* The last line of a plan: the cache, or why there is none. */
-static void plan_cache(qe_memory_plan *plan, const qe_budget *budget)
+/* The last lines of a plan: the cache and the host memory beside it, or why there is none. */
+static void plan_cache(
+    qe_memory_plan *plan, const qe_budget *budget, const qk_context_params *params, uint64_t host_bytes)
 {
     uint32_t n_pages = 0;
     g_autoptr(GError) error = NULL;
+    plan->page_bytes = params->layout.page_bytes;
+    plan->page_bytes_int8 = params->layout_1.page_bytes;
+    plan->host_kv = host_bytes / plan->page_bytes * plan->page_bytes;
+    plan->host_kv_tokens = host_bytes / plan->page_bytes * QK_PAGE_TOKENS;
     if (qe_budget_pages(budget, &n_pages, &error)) {
         plan->kv = n_pages * budget->page_bytes;
         plan->kv_tokens = (uint64_t)n_pages * QK_PAGE_TOKENS;
@@ -178,6 +183,9 @@ static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const 
     qk_shape shape = qe_budget_shape(config, context_max);
     qk_context_params params;
     qe_budget_params(&shape, o->kv_class, o->step_rows_max ? o->step_rows_max : QE_STEP_ROWS_DEVICE, &params);
+    uint64_t host_bytes = qe_budget_host_bytes(o->host_bytes_max, false);
+    if (host_bytes)
+        params.ring_bytes = o->ring_bytes ? o->ring_bytes : QE_RING_BYTES_DEFAULT;
     qk_sizes weights = {0}, workspace = {0};
     qk_status status = qk_estimate("cuda", &shape, config->tied, &params, &weights, &workspace);
     g_free(plan->device);
@@ -202,7 +210,7 @@ static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const 
         .workspace = plan->workspace,
         .reserve = plan->reserve,
     };
-    plan_cache(plan, &budget);
+    plan_cache(plan, &budget, &params, host_bytes);
 }
 
 static void plan_host(qe_memory_plan *plan, const qe_engine_options *o, const qe_config *config)
@@ -216,7 +224,7 @@ static void plan_host(qe_memory_plan *plan, const qe_engine_options *o, const qe
     qe_budget budget = {
         .page_bytes = params.layout.page_bytes, .context_max = context_max, .kv_wanted = o->kv_bytes_max};
     plan->memory_total = physical_memory();
-    plan_cache(plan, &budget);
+    plan_cache(plan, &budget, &params, qe_budget_host_bytes(o->host_bytes_max, true));
 }
 
 qe_memory_plan *qe_plan_memory(const qe_engine_options *options, const char *dir, GError **error)
