@@ -7,7 +7,8 @@
 #include <glib/gi18n.h>
 
 #define LIST_HEIGHT_MAX_PX 440
-#define TEXT_CHARS 40
+#define TEXT_CHARS 44
+#define TEXT_CHARS_MIN 26
 
 struct _QuireCachePopover
 {
@@ -106,7 +107,7 @@ text_new (const char *text, const char *css_class)
 
   gtk_label_set_xalign (GTK_LABEL (label), 0);
   gtk_label_set_wrap (GTK_LABEL (label), TRUE);
-  gtk_label_set_width_chars (GTK_LABEL (label), TEXT_CHARS);
+  gtk_label_set_width_chars (GTK_LABEL (label), TEXT_CHARS_MIN);
   gtk_label_set_max_width_chars (GTK_LABEL (label), TEXT_CHARS);
   gtk_widget_add_css_class (label, "caption");
   if (css_class != NULL)
