@@ -183,7 +183,8 @@ quire_status_line_init (QuireStatusLine *self)
   gtk_button_set_child (GTK_BUTTON (self->receipt_button), self->figures);
   gtk_widget_add_css_class (self->receipt_button, "flat");
   gtk_widget_add_css_class (self->receipt_button, "receipt");
-  gtk_widget_set_has_tooltip (self->receipt_button, TRUE);
+  /* Its name; what is shown has all figures. */
+  gtk_widget_set_tooltip_text (self->receipt_button, _ ("What this reply took"));
   g_signal_connect_swapped (self->receipt_button, "query-tooltip", G_CALLBACK (query_tooltip_cb),
                             self);
   g_signal_connect_swapped (self->receipt_button, "clicked", G_CALLBACK (receipt_clicked_cb), self);

@@ -279,9 +279,13 @@ static void test_narrow(void)
         &minimum, NULL, NULL, NULL);
     g_assert_cmpint(minimum, <=, 360);
     gtk_window_set_default_size(GTK_WINDOW(compare_window()), 360, 640);
+    wait_ms(300);
     key("alt+s");
     wait_for("both answers", compared, NULL);
-    wait_ms(200);
+    gtk_widget_measure(adw_window_get_content(ADW_WINDOW(compare_window())), GTK_ORIENTATION_HORIZONTAL, -1,
+        &minimum, NULL, NULL, NULL);
+    g_assert_cmpint(minimum, <=, 360);
+    wait_ms(300);
     screenshot("cache-7-narrow-compare.png");
     key("Escape");
     wait_for("no comparison", compare_is, GINT_TO_POINTER(FALSE));
