@@ -9,6 +9,9 @@
 #include "app/quire-settings.h"
 #include "app/quire-thinking.h"
 
+#define WIDTH_PX 640
+#define HEIGHT_PX 600
+
 enum
 {
   ROW_STATE,
@@ -422,10 +425,15 @@ quire_compare_window_get_compare (QuireCompareWindow *self)
 GtkWindow *
 quire_compare_window_new (GtkWindow *parent, QuireConversation *conversation)
 {
+  /* Not larger than the window that it lies above. */
+  int width
+      = parent != NULL ? MIN (WIDTH_PX, gtk_widget_get_width (GTK_WIDGET (parent))) : WIDTH_PX;
+  int height
+      = parent != NULL ? MIN (HEIGHT_PX, gtk_widget_get_height (GTK_WIDGET (parent))) : HEIGHT_PX;
   QuireCompareWindow *self
       = g_object_new (QUIRE_TYPE_COMPARE_WINDOW, "transient-for", parent, "application",
                       parent != NULL ? gtk_window_get_application (parent) : NULL, "title",
-                      _ ("Compare Modes"), "default-width", 640, "default-height", 600, NULL);
+                      _ ("Compare Modes"), "default-width", width, "default-height", height, NULL);
 
   self->conversation = g_object_ref (conversation);
   self->compare = quire_compare_new (quire_conversation_get_client (conversation));

@@ -278,7 +278,6 @@ static void test_narrow(void)
     gtk_widget_measure(adw_window_get_content(ADW_WINDOW(compare_window())), GTK_ORIENTATION_HORIZONTAL, -1,
         &minimum, NULL, NULL, NULL);
     g_assert_cmpint(minimum, <=, 360);
-    gtk_window_set_default_size(GTK_WINDOW(compare_window()), 360, 640);
     wait_ms(300);
     key("alt+s");
     wait_for("both answers", compared, NULL);
