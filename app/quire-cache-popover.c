@@ -143,6 +143,8 @@ mode_new (QuireCachePopover *self, QuireCacheChoice choice)
                                   description, -1);
   gtk_box_append (GTK_BOX (box), head);
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (text_new (description, "dim-label")));
+  /* A check button leaves its child at its natural width. */
+  gtk_widget_set_hexpand (box, TRUE);
   gtk_check_button_set_child (GTK_CHECK_BUTTON (button), box);
   g_signal_connect_swapped (button, "toggled", G_CALLBACK (update), self);
   return button;

@@ -301,12 +301,14 @@ grid_build (QuireCompareWindow *self)
     {
       GtkLabel *name = label_new (names[row], "dim-label");
 
+      gtk_widget_set_valign (GTK_WIDGET (name), GTK_ALIGN_START);
       gtk_label_set_width_chars (name, 8);
       gtk_label_set_max_width_chars (name, 24);
       gtk_grid_attach (GTK_GRID (grid), GTK_WIDGET (name), 0, row + 1, 1, 1);
       for (int i = 0; i < QUIRE_COMPARE_RUNS; i++)
         {
           self->values[i][row] = label_new ("", "numeric");
+          gtk_widget_set_valign (GTK_WIDGET (self->values[i][row]), GTK_ALIGN_START);
           gtk_grid_attach (GTK_GRID (grid), GTK_WIDGET (self->values[i][row]), i + 1, row + 1, 1,
                            1);
         }
