@@ -7,7 +7,7 @@
 #include <glib/gi18n.h>
 
 #define LIST_HEIGHT_MAX_PX 440
-#define TEXT_CHARS 44
+#define TEXT_CHARS 50
 #define TEXT_CHARS_MIN 26
 
 struct _QuireCachePopover
