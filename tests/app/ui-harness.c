@@ -7,7 +7,7 @@
 #include "app/quire-settings.h"
 #include "tests/app/fake-im.h"
 
-#define WAIT_MS_MAX 40000
+#define WAIT_MS_MAX 120000
 
 QuireApplication *application;
 QuireWindow *window;
