@@ -175,6 +175,19 @@ show_host (QuirePreferencesWindow *self, const qe_memory_plan *plan)
   adw_action_row_set_subtitle (ADW_ACTION_ROW (self->host_row), text);
 }
 
+/* Where pages of 8 bits cannot be had, the last of the modes is not offered. */
+static void
+show_int8 (QuirePreferencesWindow *self, const qe_memory_plan *plan)
+{
+  GListModel *modes = adw_combo_row_get_model (self->mode_row);
+
+  G_STATIC_ASSERT (QUIRE_CACHE_TIERED_INT8 == QUIRE_N_CACHE_CHOICES - 1);
+  if (plan != NULL && plan->problem == NULL && plan->page_bytes_int8 == 0
+      && g_list_model_get_n_items (modes) == QUIRE_N_CACHE_CHOICES
+      && adw_combo_row_get_selected (self->mode_row) != QUIRE_CACHE_TIERED_INT8)
+    gtk_string_list_remove (GTK_STRING_LIST (modes), QUIRE_CACHE_TIERED_INT8);
+}
+
 static void
 show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
 {
@@ -205,6 +218,7 @@ show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
     }
   adw_action_row_set_subtitle (self->memory_row, text);
   show_host (self, plan);
+  show_int8 (self, plan);
   if (plan != NULL && plan->problem != NULL)
     gtk_widget_add_css_class (GTK_WIDGET (self->memory_row), "error");
   else

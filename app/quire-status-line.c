@@ -45,14 +45,15 @@ update_buttons (QuireStatusLine *self)
   gtk_widget_set_visible (self->regenerate_button, self->last);
 }
 
-/* All figures, those that the line has no room for too. */
+/* All figures, those that the line has no room for too; not while the receipt below shows them. */
 static gboolean
 query_tooltip_cb (QuireStatusLine *self, int x, int y, gboolean keyboard, GtkTooltip *tooltip)
 {
   g_auto (GStrv) rows = NULL;
   GString *text;
 
-  if (quire_message_is_running (self->message))
+  if (quire_message_is_running (self->message)
+      || (self->receipt != NULL && gtk_revealer_get_reveal_child (self->receipt)))
     return FALSE;
   rows = quire_format_receipt_table (self->message);
   text = g_string_new (_ ("What this reply took"));
