@@ -109,8 +109,9 @@ quire_cache_choice_get_error_note (QuireCacheChoice choice)
 {
   if (!quire_cache_choice_is_approximate (choice))
     return NULL;
-  return _ ("Each value is rounded, by at most 0.4 % of the largest in its row. Answers can differ "
-            "from the exact modes; Compare Modes shows whether they do.");
+  return _ (
+      "Each value is rounded, by at most 0.4 percent of the largest in its row. Answers can differ "
+      "from the exact modes; Compare Modes shows whether they do.");
 }
 
 static gboolean

@@ -153,6 +153,10 @@ band_new (QuireCachePanel *self, qe_session_id session)
   g_signal_connect (button, "clicked", G_CALLBACK (band_clicked_cb), self);
   band->map = quire_page_map_new ();
   band->place = label_new ("", "caption numeric dim-label", 0);
+  gtk_label_set_single_line_mode (band->place, FALSE);
+  gtk_label_set_ellipsize (band->place, PANGO_ELLIPSIZE_NONE);
+  gtk_label_set_wrap (band->place, TRUE);
+  gtk_label_set_width_chars (band->place, 12);
   gtk_box_append (GTK_BOX (band->box), button);
   gtk_box_append (GTK_BOX (band->box), band->map);
   gtk_box_append (GTK_BOX (band->box), GTK_WIDGET (band->place));
@@ -185,7 +189,6 @@ band_update (QuireCachePanel *self, Band *band, const qe_session_view *view, con
 
   band->seen = TRUE;
   set_text (band->place, place);
-  gtk_widget_set_tooltip_text (GTK_WIDGET (band->place), place);
   set_text (band->title, title);
   numbers = g_strdup_printf (ngettext ("%'u token · %s", "%'u tokens · %s", view->n_tokens),
                              view->n_tokens, size);

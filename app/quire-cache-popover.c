@@ -7,7 +7,8 @@
 #include <glib/gi18n.h>
 
 #define LIST_HEIGHT_MAX_PX 440
-#define TEXT_CHARS 40
+#define TEXT_CHARS 50
+#define TEXT_CHARS_MIN 26
 
 struct _QuireCachePopover
 {
@@ -106,7 +107,7 @@ text_new (const char *text, const char *css_class)
 
   gtk_label_set_xalign (GTK_LABEL (label), 0);
   gtk_label_set_wrap (GTK_LABEL (label), TRUE);
-  gtk_label_set_width_chars (GTK_LABEL (label), TEXT_CHARS);
+  gtk_label_set_width_chars (GTK_LABEL (label), TEXT_CHARS_MIN);
   gtk_label_set_max_width_chars (GTK_LABEL (label), TEXT_CHARS);
   gtk_widget_add_css_class (label, "caption");
   if (css_class != NULL)
@@ -142,6 +143,8 @@ mode_new (QuireCachePopover *self, QuireCacheChoice choice)
                                   description, -1);
   gtk_box_append (GTK_BOX (box), head);
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (text_new (description, "dim-label")));
+  /* A check button leaves its child at its natural width. */
+  gtk_widget_set_hexpand (box, TRUE);
   gtk_check_button_set_child (GTK_CHECK_BUTTON (button), box);
   g_signal_connect_swapped (button, "toggled", G_CALLBACK (update), self);
   return button;

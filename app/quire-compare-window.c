@@ -9,6 +9,9 @@
 #include "app/quire-settings.h"
 #include "app/quire-thinking.h"
 
+#define WIDTH_PX 640
+#define HEIGHT_PX 600
+
 enum
 {
   ROW_STATE,
@@ -298,12 +301,14 @@ grid_build (QuireCompareWindow *self)
     {
       GtkLabel *name = label_new (names[row], "dim-label");
 
+      gtk_widget_set_valign (GTK_WIDGET (name), GTK_ALIGN_START);
       gtk_label_set_width_chars (name, 8);
       gtk_label_set_max_width_chars (name, 24);
       gtk_grid_attach (GTK_GRID (grid), GTK_WIDGET (name), 0, row + 1, 1, 1);
       for (int i = 0; i < QUIRE_COMPARE_RUNS; i++)
         {
           self->values[i][row] = label_new ("", "numeric");
+          gtk_widget_set_valign (GTK_WIDGET (self->values[i][row]), GTK_ALIGN_START);
           gtk_grid_attach (GTK_GRID (grid), GTK_WIDGET (self->values[i][row]), i + 1, row + 1, 1,
                            1);
         }
@@ -422,10 +427,15 @@ quire_compare_window_get_compare (QuireCompareWindow *self)
 GtkWindow *
 quire_compare_window_new (GtkWindow *parent, QuireConversation *conversation)
 {
+  /* Not larger than the window that it lies above. */
+  int width
+      = parent != NULL ? MIN (WIDTH_PX, gtk_widget_get_width (GTK_WIDGET (parent))) : WIDTH_PX;
+  int height
+      = parent != NULL ? MIN (HEIGHT_PX, gtk_widget_get_height (GTK_WIDGET (parent))) : HEIGHT_PX;
   QuireCompareWindow *self
       = g_object_new (QUIRE_TYPE_COMPARE_WINDOW, "transient-for", parent, "application",
                       parent != NULL ? gtk_window_get_application (parent) : NULL, "title",
-                      _ ("Compare Modes"), "default-width", 640, "default-height", 600, NULL);
+                      _ ("Compare Modes"), "default-width", width, "default-height", height, NULL);
 
   self->conversation = g_object_ref (conversation);
   self->compare = quire_compare_new (quire_conversation_get_client (conversation));

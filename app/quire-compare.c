@@ -130,7 +130,7 @@ begin_run (QuireCompare *self)
   if (self->messages->len >= 3)
     {
       run->state = QUIRE_RUN_PREPARING;
-      ask (self, self->messages->len - 2, 1);
+      ask (self, self->messages->len - 1, 1);
     }
   else
     measure (self);

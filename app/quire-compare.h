@@ -1,6 +1,6 @@
 /* quire-compare.h: one prompt in two cache modes, one after the other. No GTK. Main thread only.
  *
- * Each run has a session of its own that shares no pages with others. What came before the last turn is read first,
+ * Each run has a session of its own that shares no pages with others. What came before the last message is read first,
  * unmeasured, so that the measured turn finds what its mode has kept. Both runs draw from the same seed. */
 #pragma once
 #include "app/quire-conversation.h"
@@ -18,7 +18,7 @@ G_DECLARE_FINAL_TYPE (QuireCompare, quire_compare, QUIRE, COMPARE, GObject)
 typedef enum
 {
   QUIRE_RUN_WAITING,
-  QUIRE_RUN_PREPARING, /* reads what came before the last turn */
+  QUIRE_RUN_PREPARING, /* reads what came before the last message */
   QUIRE_RUN_READING,
   QUIRE_RUN_WRITING,
   QUIRE_RUN_DONE,

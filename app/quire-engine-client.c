@@ -108,6 +108,7 @@ quire_engine_client_get_plan (QuireEngineClient *self)
     return NULL;
   /* The plan was made beside the loaded model, which takes what it counts as free: the limits are the engine's own. */
   plan->on_device = snapshot->device.memory_total > 0;
+  plan->page_bytes = snapshot->page_bytes;
   if (snapshot->tiers[QE_TIER_GPU].present)
     {
       plan->kv = snapshot->tiers[QE_TIER_GPU].bytes_max;

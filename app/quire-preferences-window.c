@@ -142,6 +142,14 @@ fill_processors (QuirePreferencesWindow *self)
   gtk_widget_set_visible (GTK_WIDGET (self->reserve_row), self->devices->len > 0);
 }
 
+/* The rows of the choice for host memory, as the settings have them. */
+enum
+{
+  HOST_AUTO,
+  HOST_OFF,
+  HOST_SIZE
+};
+
 /* What the host tier comes to, in tokens and bytes. */
 static void
 show_host (QuirePreferencesWindow *self, const qe_memory_plan *plan)
@@ -151,9 +159,11 @@ show_host (QuirePreferencesWindow *self, const qe_memory_plan *plan)
   if (plan == NULL)
     text = g_strdup ("");
   else if (plan->host_kv == 0)
-    text = g_strdup (plan->on_device
-                         ? _ ("None is used")
-                         : _ ("None is used: without a GPU the cache is in host memory anyway"));
+    text
+        = g_strdup (plan->on_device ? _ ("None is used")
+                    : adw_combo_row_get_selected (self->host_row) == HOST_SIZE
+                        ? _ ("Added to the cache memory, which is in host memory too without a GPU")
+                        : _ ("Not needed: without a GPU the cache is in host memory anyway"));
   else
     {
       g_autofree char *bytes = quire_format_bytes (plan->host_kv);
@@ -163,6 +173,19 @@ show_host (QuirePreferencesWindow *self, const qe_memory_plan *plan)
       text = g_strdup_printf (_ ("%s, for %s tokens"), bytes, tokens);
     }
   adw_action_row_set_subtitle (ADW_ACTION_ROW (self->host_row), text);
+}
+
+/* Where pages of 8 bits cannot be had, the last of the modes is not offered. */
+static void
+show_int8 (QuirePreferencesWindow *self, const qe_memory_plan *plan)
+{
+  GListModel *modes = adw_combo_row_get_model (self->mode_row);
+
+  G_STATIC_ASSERT (QUIRE_CACHE_TIERED_INT8 == QUIRE_N_CACHE_CHOICES - 1);
+  if (plan != NULL && plan->problem == NULL && plan->page_bytes_int8 == 0
+      && g_list_model_get_n_items (modes) == QUIRE_N_CACHE_CHOICES
+      && adw_combo_row_get_selected (self->mode_row) != QUIRE_CACHE_TIERED_INT8)
+    gtk_string_list_remove (GTK_STRING_LIST (modes), QUIRE_CACHE_TIERED_INT8);
 }
 
 static void
@@ -195,6 +218,7 @@ show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
     }
   adw_action_row_set_subtitle (self->memory_row, text);
   show_host (self, plan);
+  show_int8 (self, plan);
   if (plan != NULL && plan->problem != NULL)
     gtk_widget_add_css_class (GTK_WIDGET (self->memory_row), "error");
   else
@@ -259,11 +283,8 @@ processor_cb (QuirePreferencesWindow *self)
 static void
 update_host_size (QuirePreferencesWindow *self)
 {
-  enum
-  {
-    HOST_SIZE = 2
-  };
-
+  if (self->host_row == NULL) /* the window goes */
+    return;
   gtk_widget_set_visible (GTK_WIDGET (self->host_mib_row),
                           adw_combo_row_get_selected (self->host_row) == HOST_SIZE);
 }
@@ -271,12 +292,16 @@ update_host_size (QuirePreferencesWindow *self)
 static void
 update_mode (QuirePreferencesWindow *self)
 {
-  QuireCacheChoice choice = adw_combo_row_get_selected (self->mode_row);
-  const char *note = quire_cache_choice_get_error_note (choice);
-  const char *description = quire_cache_choice_get_description (choice);
-  g_autofree char *text
-      = note != NULL ? g_strdup_printf ("%s. %s", description, note) : g_strdup (description);
+  QuireCacheChoice choice;
+  const char *note, *description;
+  g_autofree char *text = NULL;
 
+  if (self->mode_row == NULL) /* the window goes */
+    return;
+  choice = adw_combo_row_get_selected (self->mode_row);
+  note = quire_cache_choice_get_error_note (choice);
+  description = quire_cache_choice_get_description (choice);
+  text = note != NULL ? g_strdup_printf ("%s. %s", description, note) : g_strdup (description);
   adw_action_row_set_subtitle (ADW_ACTION_ROW (self->mode_row), text);
 }
 
@@ -317,8 +342,7 @@ bind_cache (QuirePreferencesWindow *self)
   GSettings *settings = quire_settings_get_default ();
   g_autoptr (GtkStringList) modes = gtk_string_list_new (NULL);
   g_autofree char *disk_dir = quire_settings_dup_disk_dir ();
-  g_autofree char *disk
-      = g_strdup_printf (_ ("Long chats are read back after a restart. In %s"), disk_dir);
+  g_autofree char *disk = g_strdup_printf (_ ("A chat that comes back is read from %s"), disk_dir);
 
   for (guint i = 0; i < QUIRE_N_CACHE_CHOICES; i++)
     if (quire_cache_choice_is_approximate (i))

@@ -45,14 +45,15 @@ update_buttons (QuireStatusLine *self)
   gtk_widget_set_visible (self->regenerate_button, self->last);
 }
 
-/* All figures, those that the line has no room for too. */
+/* All figures, those that the line has no room for too; not while the receipt below shows them. */
 static gboolean
 query_tooltip_cb (QuireStatusLine *self, int x, int y, gboolean keyboard, GtkTooltip *tooltip)
 {
   g_auto (GStrv) rows = NULL;
   GString *text;
 
-  if (quire_message_is_running (self->message))
+  if (quire_message_is_running (self->message)
+      || (self->receipt != NULL && gtk_revealer_get_reveal_child (self->receipt)))
     return FALSE;
   rows = quire_format_receipt_table (self->message);
   text = g_string_new (_ ("What this reply took"));
@@ -183,7 +184,8 @@ quire_status_line_init (QuireStatusLine *self)
   gtk_button_set_child (GTK_BUTTON (self->receipt_button), self->figures);
   gtk_widget_add_css_class (self->receipt_button, "flat");
   gtk_widget_add_css_class (self->receipt_button, "receipt");
-  gtk_widget_set_has_tooltip (self->receipt_button, TRUE);
+  /* Its name; what is shown has all figures. */
+  gtk_widget_set_tooltip_text (self->receipt_button, _ ("What this reply took"));
   g_signal_connect_swapped (self->receipt_button, "query-tooltip", G_CALLBACK (query_tooltip_cb),
                             self);
   g_signal_connect_swapped (self->receipt_button, "clicked", G_CALLBACK (receipt_clicked_cb), self);

@@ -294,6 +294,7 @@ quire_tier_row_new (qe_tier tier)
   self->button = gtk_button_new ();
   gtk_widget_add_css_class (self->button, "flat");
   gtk_widget_set_valign (self->button, GTK_ALIGN_START);
+  set_button (self, _ ("Limits…"), _ ("Limits of this tier"), "app.preferences");
   gtk_box_append (GTK_BOX (foot), GTK_WIDGET (self->note));
   gtk_box_append (GTK_BOX (foot), self->button);
   self->warning = wrapped_new ("warning");

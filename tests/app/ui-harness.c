@@ -136,14 +136,15 @@ gboolean has_n_messages(gpointer n)
     return g_list_model_get_n_items(G_LIST_MODEL(conversation())) == GPOINTER_TO_UINT(n);
 }
 
+/* By open chats: what none holds may stay, to be found again. */
 guint n_pages_used(void)
 {
     const qe_snapshot *snapshot = quire_engine_client_get_snapshot(quire_application_get_client(application));
     guint n = 0;
 
     g_assert_nonnull(snapshot);
-    for (int tier = 0; tier < QE_N_TIERS; tier++)
-        n += snapshot->tiers[tier].n_pages_used;
+    for (guint i = 0; i < snapshot->n_sessions; i++)
+        n += snapshot->sessions[i].n_pages;
     return n;
 }
 
