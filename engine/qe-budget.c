@@ -120,6 +120,17 @@ bool qe_budget_pages(const qe_budget *b, uint32_t *n_pages, GError **error)
     return true;
 }
 
+qk_status qe_budget_estimate(const char *backend, const qk_shape *shape, bool tied, qk_context_params *params,
+    qk_sizes *model, qk_sizes *context)
+{
+    qk_status status = qk_estimate(backend, shape, tied, params, model, context);
+    if (status == QK_UNSUPPORTED && params->layout_1.page_bytes) {
+        params->layout_1 = (qk_kv_layout){0};
+        status = qk_estimate(backend, shape, tied, params, model, context);
+    }
+    return status;
+}
+
 /* ---- Before a load ---- */
 
 void qe_memory_plan_free(qe_memory_plan *plan)
@@ -187,7 +198,7 @@ static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const 
     if (host_bytes)
         params.ring_bytes = o->ring_bytes ? o->ring_bytes : QE_RING_BYTES_DEFAULT;
     qk_sizes weights = {0}, workspace = {0};
-    qk_status status = qk_estimate("cuda", &shape, config->tied, &params, &weights, &workspace);
+    qk_status status = qe_budget_estimate("cuda", &shape, config->tied, &params, &weights, &workspace);
     g_free(plan->device);
     plan->device = g_strdup(device->name);
     plan->memory_total = device->memory_total;

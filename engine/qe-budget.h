@@ -21,6 +21,10 @@ void qe_budget_params(const qk_shape *shape, qe_kv_class kv_class, uint32_t rows
  * device (@is_host) the default is none: its pages lie in host memory already. */
 uint64_t qe_budget_host_bytes(uint64_t wanted, bool is_host);
 
+/* As qk_estimate(); takes int8 pages out of @params when the backend has none. */
+qk_status qe_budget_estimate(const char *backend, const qk_shape *shape, bool tied, qk_context_params *params,
+    qk_sizes *model, qk_sizes *context);
+
 typedef struct {
     uint64_t page_bytes;
     uint32_t context_max; /* tokens */

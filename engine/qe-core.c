@@ -169,7 +169,7 @@ static bool check_budget(qe_core *core, GError **error)
     core->weight_bytes = qe_model_get_weight_bytes(core->model);
     core->workspace_bytes = 0;
     qk_sizes weights, workspace;
-    if (!core->is_host && qk_estimate(info.name, &shape, qe_model_get_config(core->model)->tied,
+    if (!core->is_host && qe_budget_estimate(info.name, &shape, qe_model_get_config(core->model)->tied,
                               &core->params, &weights, &workspace) == QK_OK) {
         core->weight_bytes = weights.device_bytes;
         core->workspace_bytes = workspace.device_bytes;
