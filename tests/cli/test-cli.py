@@ -355,7 +355,11 @@ def bench_modes_measures_all_modes():
         assert c["peak_process_bytes"] == 0 or d["peak_memory"] == "process"
     for mode in KEEPING:
         assert cells[256, mode]["peak_kv_bytes"] > 0
-    assert cells[256, "tiered"]["peak_used_bytes"]["host"] > 0
+    for mode in ("tiered", "tiered-int8"):  # 64 tokens on the device: the older ones are read where they are
+        assert all(t["on_host"] + t["restored_host"] >= t["prompt"] - 128 for t in cells[256, mode]["turns"][1:])
+        assert cells[256, mode]["peak_used_bytes"]["host"] > 0
+    assert all(t["on_host"] == 0 for t in cells[256, "session"]["turns"])
+    assert cells[256, "tiered-int8"]["peak_kv_bytes"] < 0.7 * cells[256, "tiered"]["peak_kv_bytes"]
     for c in d["comparisons"]:
         if c["exact"] and c["mode"] != "rebuild" and d["peak_memory"] == "kv":
             assert c["agreement"] == {"with": "rebuild", "turns": 3, "same": True, "turn": -1, "token": -1}, c
