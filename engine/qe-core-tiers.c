@@ -349,6 +349,8 @@ bool qe_core_move(qe_core *core)
         if (!qe_kv_pool_has_host(pool))
             continue;
         landed |= qe_kv_pool_poll(pool, &error);
+        if (qe_kv_pool_n_reserved(pool) > 0)
+            qe_kv_pool_prepare_host(pool, QE_HOST_AHEAD_BYTES);
         if (!error && (qe_kv_pool_n_loading(pool) || qe_kv_pool_n_to_store(pool)))
             qe_kv_pool_submit_moves(pool, &error);
         if (error) {

@@ -212,6 +212,12 @@ uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept)
     return qe_kv_slots_trim(pool->device, n_slabs_kept);
 }
 
+void qe_kv_pool_prepare_host(qe_kv_pool *pool, uint64_t bytes)
+{
+    if (pool->host)
+        qe_kv_slots_prepare(pool->host, (uint32_t)MIN(bytes / pool->layout.page_bytes, (uint64_t)UINT32_MAX));
+}
+
 uint32_t qe_kv_pool_trim_host(qe_kv_pool *pool)
 {
     if (!pool->host || pool->n_moving > 0 || !qe_kv_slots_can_trim(pool->host, 0) || !wait_for_compute(pool))
@@ -302,6 +308,8 @@ bool qe_kv_page_alloc_run(qe_kv_pool *pool, uint32_t n, qe_page *out, GError **e
 {
     qe_slot first;
     g_autoptr(GError) local = NULL;
+    if (!qe_kv_slots_has_run(pool->device, n))
+        qe_kv_pool_trim(pool, 0); /* slabs too short for it go before one that is long enough comes */
     if (!qe_kv_slots_take_run(pool->device, n, &first, &local)) {
         bool room = g_error_matches(local, QE_ERROR, QE_ERROR_NO_MEMORY) &&
                     (qe_kv_pool_evict_cached(pool, UINT32_MAX) > 0) + (qe_kv_pool_trim(pool, 0) > 0);

@@ -57,6 +57,8 @@ void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max);
 /* Gives device slabs at the end that have no page in use back to the device, down to @n_slabs_kept (and past it those
  * beyond the budget). No step may run. Returns how many pages went. */
 uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept);
+/* Has host slabs made in the background until so many bytes of slots are free: one a call. */
+void qe_kv_pool_prepare_host(qe_kv_pool *pool, uint64_t bytes);
 uint32_t qe_kv_pool_trim_host(
     qe_kv_pool *pool); /* the same for host slabs; nothing while copies are on their way */
 

@@ -98,8 +98,21 @@ static void free_last_slab(qe_kv_slots *self)
     g_array_set_size(self->slabs, self->slabs->len - 1);
 }
 
-/* Maps and registers; any thread. false: the system has not so much memory. */
-static bool map_slab(qk_backend *backend, slab *s, uint64_t bytes, char *error, gsize error_size)
+/* Makes the system give the pages of [@map, @map + @bytes) now. A driver that registers them would do it under a lock for
+ * which the next launch waits. */
+static void touch(void *map, uint64_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(map, bytes, MADV_POPULATE_WRITE) == 0)
+        return;
+#endif
+    for (uint64_t at = 0; at < bytes; at += MAP_UNIT)
+        ((volatile char *)map)[at] = 0;
+}
+
+/* Maps and registers; any thread. @populate: it all. false: the system has not so much memory. */
+static bool map_slab(
+    qk_backend *backend, slab *s, uint64_t bytes, bool populate, char *error, gsize error_size)
 {
     s->map_bytes = (bytes + MAP_UNIT - 1) / MAP_UNIT * MAP_UNIT;
     if (s->map_bytes >= 16 * HUGE_UNIT)
@@ -111,6 +124,8 @@ static bool map_slab(qk_backend *backend, slab *s, uint64_t bytes, char *error, 
         return false;
     }
     madvise(s->map, s->map_bytes, MADV_HUGEPAGE);
+    if (populate)
+        touch(s->map, s->map_bytes);
     s->pinned = qk_host_register(backend, s->map, s->map_bytes, error, error_size) == QK_OK;
     return true;
 }
@@ -175,7 +190,7 @@ static qk_status make_slab(qe_kv_slots *self, slab *s, char *reason, gsize reaso
         return status;
     }
     char error[200] = "";
-    if (!map_slab(self->p.backend, s, bytes, error, sizeof error)) {
+    if (!map_slab(self->p.backend, s, bytes, false, error, sizeof error)) {
         g_strlcpy(reason, error, reason_size);
         return QK_NO_MEMORY;
     }
@@ -230,7 +245,7 @@ static bool grow(qe_kv_slots *self, uint32_t wanted, uint32_t least, GError **er
 static void *make_in_background(void *user)
 {
     maker *m = user;
-    if (!map_slab(m->backend, &m->slab, m->slab.map_bytes, m->error, sizeof m->error))
+    if (!map_slab(m->backend, &m->slab, m->slab.map_bytes, true, m->error, sizeof m->error))
         m->slab.map = NULL;
     g_atomic_int_set(&m->done, 1);
     return NULL;
@@ -435,6 +450,11 @@ static qe_slot find_run(const qe_kv_slots *self, uint32_t n)
         }
     }
     return QE_SLOT_NONE;
+}
+
+bool qe_kv_slots_has_run(const qe_kv_slots *self, uint32_t n)
+{
+    return find_run(self, n) != QE_SLOT_NONE;
 }
 
 bool qe_kv_slots_take_run(qe_kv_slots *self, uint32_t n, qe_slot *first, GError **error)

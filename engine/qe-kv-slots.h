@@ -43,6 +43,7 @@ void qe_kv_slots_free(qe_kv_slots *self); /* NULL is fine; no work that touches 
 bool qe_kv_slots_take(qe_kv_slots *self, qe_slot *out, GError **error);
 /* @n slots in a row, inside one slab where memory is contiguous; a slab of its own is made when none has the room. */
 bool qe_kv_slots_take_run(qe_kv_slots *self, uint32_t n, qe_slot *first, GError **error);
+bool qe_kv_slots_has_run(const qe_kv_slots *self, uint32_t n); /* without another slab */
 void qe_kv_slots_give(qe_kv_slots *self, qe_slot slot);
 
 bool qe_kv_slots_warm(qe_kv_slots *self, GError **error);             /* takes the first slab */
