@@ -104,6 +104,28 @@ static void test_modes(void)
     close_window();
 }
 
+/* Pages of 8 bits are offered where the engine has them; changing to them computes the chat again, once. */
+static void test_int8(void)
+{
+    open_window(900, 640);
+    turn("My name is Oda.", 2);
+    wait_ms(300);
+    if (!quire_engine_client_has_int8(quire_application_get_client(application))) {
+        g_test_skip("the engine has no pages of 8 bits here");
+        close_window();
+        return;
+    }
+    choose(QUIRE_CACHE_TIERED_INT8 - QUIRE_CACHE_AUTO, QUIRE_CACHE_TIERED_INT8, "cache-9-int8.png");
+    turn("What is a KV cache?", 4);
+    g_assert_cmpint(receipt()->mode, ==, QE_CACHE_TIERED_INT8);
+    g_assert_cmpuint(receipt()->n_reused, ==, 0);
+    g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_MODE);
+    turn("What is my name?", 6);
+    g_assert_cmpuint(receipt()->n_reused, >, 0);
+    g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_NONE);
+    close_window();
+}
+
 /* The cost is shown before anything changes, and leaving without the button changes nothing. */
 static void test_cost_first(void)
 {
@@ -357,6 +379,7 @@ static void prepare(GSettings *settings)
 static void add_tests(void)
 {
     g_test_add_func("/app/cache/modes", test_modes);
+    g_test_add_func("/app/cache/int8", test_int8);
     g_test_add_func("/app/cache/cost-first", test_cost_first);
     g_test_add_func("/app/cache/busy", test_busy);
     g_test_add_func("/app/cache/tiers", test_tiers);
