@@ -125,8 +125,11 @@ qk_status qe_budget_estimate(const char *backend, const qk_shape *shape, bool ti
 {
     qk_status status = qk_estimate(backend, shape, tied, params, model, context);
     if (status == QK_UNSUPPORTED && params->layout_1.page_bytes) {
-        params->layout_1 = (qk_kv_layout){0};
-        status = qk_estimate(backend, shape, tied, params, model, context);
+        qk_context_params without = *params;
+        without.layout_1 = (qk_kv_layout){0};
+        status = qk_estimate(backend, shape, tied, &without, model, context);
+        if (status == QK_OK)
+            *params = without;
     }
     return status;
 }

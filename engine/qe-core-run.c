@@ -521,6 +521,9 @@ static bool submit_step(qe_core *core)
         prefill |= !items[i].decode;
     if (n == 0)
         return false;
+    /* A heavy step takes so long to enqueue and to run that reading the one before it late would hold its token back. */
+    if (heavy && qe_steps_n_in_flight(core->steps))
+        return false;
     /* Two long steps in flight would make a newcomer wait twice: with prompts at work the second waits for the first
      * unless both are short. Decoding always stays one step ahead. */
     double bound = step_bound(core);
