@@ -163,7 +163,7 @@ cudaError_t qkc_rms_norm(const qkc_launch *launch, qkc_bf16 *out, const float *x
     float eps, uint32_t hidden, uint32_t rows_max, qkc_plan plan, bool gather,
     const volatile uint32_t *cancel);
 
-/* Norm and rotation of every row's heads; keys and values go to their pages. The input is float32 (few rows) or bf16
+/* Norm and rotation of every row's heads; keys and values go to their pages, rounded to bf16 or quantised from float32. The input is float32 (few rows) or bf16
  * (many rows): exactly one of qkv_f32 and qkv_bf16 is set. */
 typedef struct {
     const float *qkv_f32;         /* [rows, q_dim + 2 * kv_dim]: q heads, then k heads, then v heads */
@@ -172,7 +172,7 @@ typedef struct {
     const float *q_norm, *k_norm; /* [head_dim] */
     float eps;
     uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
-    qk_kv_layout layout; /* bf16 */
+    qk_kv_layout layout; /* bf16 or int8 */
     qkc_plan plan;
 } qkc_heads_args;
 cudaError_t qkc_heads(const qkc_launch *launch, const qkc_heads_args *args);
@@ -228,7 +228,7 @@ typedef struct {
     const float *q_norm, *k_norm;
     float eps;
     uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
-    qk_kv_layout layout;
+    qk_kv_layout layout; /* bf16 or int8 */
     qkc_plan plan;
     void *
         workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
