@@ -9,7 +9,7 @@
  *     what it got of S. A lane loads the same 8 dimensions of 4 keys (int8: 16), which byte permutations pair; a warp's
  *     load covers whole lines of 128 bytes.
  *
- * Int8 numbers become bf16 in registers, which is exact, at 2.5 integer and one floating-point operation for two (widen).
+ * Int8 numbers become bf16 in registers, which is exact, at 2.5 integer and one floating-point operation for two (qkc_i8_widen).
  * Scales stay out of the products: q.K^T in int8 numbers, summed in float32, times the key's scale (float32) is the score;
  * the weight exp2(score - max) counts as it is in the row's sum, and times the key's V scale (float32, one rounding) it is
  * what is split into two bf16 numbers and multiplied with V in int8 numbers. */
@@ -182,22 +182,6 @@ static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i)
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* Four int8 numbers as bf16: those in bytes 0 and 2, and those in bytes 1 and 3. With the seven low bits as mantissa
- * under the exponent of 128, which counts ones, x is 128 + (q & 127); y, the same of the sign's bit, which is the
- * exponent's last, is 128 or 256; q = x - y. */
-static __device__ __forceinline__ void widen(uint32_t four, uint32_t *even, uint32_t *odd)
-{
-    uint32_t part[2] = {four, four >> 8};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t x = (part[i] & 0x007f007fu) | 0x43004300u, y = (part[i] & 0x00800080u) | 0x43004300u;
-        part[i] = bits_of(
-            __hsub2(*reinterpret_cast<__nv_bfloat162 *>(&x), *reinterpret_cast<__nv_bfloat162 *>(&y)));
-    }
-    *even = part[0];
-    *odd = part[1];
-}
-
 /* Scales of keys 8 * @block + 2 * t and the next. */
 static __device__ __forceinline__ float2 scales_of(uint32_t held, int block)
 {
@@ -207,7 +191,7 @@ static __device__ __forceinline__ float2 scales_of(uint32_t held, int block)
 
 /* Where in block_memory.q[head] the high half of a dimension is, in bytes; its low half is 4 bytes further. bf16 pages:
  * dimensions lie in their order. Int8: as lanes need them, four dimensions of a lane being those in bytes 0 and 2, then
- * those in bytes 1 and 3 (widen); what the lanes t read together lies 32 bytes apart. */
+ * those in bytes 1 and 3 (qkc_i8_widen); what the lanes t read together lies 32 bytes apart. */
 template <bool I8> static __device__ __forceinline__ uint32_t q_offset(uint32_t d)
 {
     if (!I8)
@@ -436,7 +420,7 @@ static __device__ __forceinline__ void score(
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 uint32_t even, odd;
-                widen(word_of(r.k[2 * i + b][c], e), &even, &odd);
+                qkc_i8_widen(word_of(r.k[2 * i + b][c], e), &even, &odd);
                 multiply(sum[b], q.x, q.y, q.z, q.w, even, odd);
             }
         }
@@ -521,8 +505,8 @@ static __device__ __forceinline__ void add_values(
     for (int tile = 0; tile < D / 16; tile++) { /* two of a word's four dimensions */
         const uint32_t order = tile % 2 == 0 ? 0x5410 : 0x7632;
         uint32_t a0, a1, a2, a3;
-        widen(__byte_perm(r.v[i][0][tile / 2], r.v[i][1][tile / 2], order), &a0, &a1);
-        widen(__byte_perm(r.v[i][2][tile / 2], r.v[i][3][tile / 2], order), &a2, &a3);
+        qkc_i8_widen(__byte_perm(r.v[i][0][tile / 2], r.v[i][1][tile / 2], order), &a0, &a1);
+        qkc_i8_widen(__byte_perm(r.v[i][2][tile / 2], r.v[i][3][tile / 2], order), &a2, &a3);
         multiply(w.o[tile], a0, a1, a2, a3, high[0], high[1]);
         multiply(w.o[tile], a0, a1, a2, a3, low[0], low[1]);
     }
