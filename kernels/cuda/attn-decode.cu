@@ -9,15 +9,10 @@
  * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace, where the last
  * block to arrive merges them in position order.
  *
- * A page of 16 keys goes from memory straight into the registers of a warp in the order in which mma.m16n8k16 wants it,
- * without shared memory and without barriers:
- *   S = q K^T: A's rows are the high halves of up to 8 query heads, then their low halves; B's columns are 8 keys; the k
- *     index is the dimension, permuted so that 16 bytes of a key are two steps' operands of one lane.
- *   O^T = V^T P^T: A's rows are 16 dimensions, its k index 16 keys; B's columns are query heads, and a lane holds of P
- *     what it got of S. A lane loads the same 8 dimensions of 4 keys, which byte permutations pair; a warp's load covers
- *     whole lines of 128 bytes.
- * The next page's keys are asked for as soon as this page's have been multiplied, its values likewise, over the borders
- * of items: 8 KB a warp and 128 KB an SM are on their way (about 30 KB would cover the latency).
+ * Keys and values go from memory into a warp's registers by units of one bf16 page or two int8 pages (attn-decode.h);
+ * int8 pages of a unit are 8 apart, so that short sequences, too, keep all warps busy. The next unit's keys are asked for
+ * as soon as this one's have been multiplied, its values likewise, over the borders of items: 8 KB a warp and 128 KB an SM
+ * are on their way (about 30 KB would cover the latency).
  *
  * Pages at address 0 are outside: somebody else attends to their keys (cuda-partial.cu). The kernel has a second form
  * for plans with such pages, chosen by args.lse: it takes them as not there and also gives the rows' log-sum-exp. A warp
@@ -30,9 +25,9 @@
  *  1. A row's result depends on its sequence alone: its length says where it is cut, which warp takes which page and in
  *     which order results are added; not the batch, the grid, or who is last.
  *  2. Only keys below the sequence's length count. Of the last page the rows past it are loaded and thrown away
- *     (masked scores, values replaced by zero), so that what they hold, NaN included, does not matter.
+ *     (masked scores; values, or their scales, replaced by zero), so that what they hold, NaN included, does not matter.
  *  3. The new key and value are read from the QKV product by the block that has the sequence's last piece, which alone
- *     uses them, rounded to bf16 as the page gets them. Nothing else in the page is written.
+ *     uses them, rounded to bf16 or quantised as the page gets them. Nothing else in the page is written.
  *  4. Every item of a sequence of several pieces counts itself in the sequence's counter, also when the step has been
  *     given up: so the counters wrap back to zero in every launch, or in the last of those that share the pieces.
  *  5. Reads before qkc_pdl_wait(): in a launch with layer > 0 the plan (but for its state), the pages' older keys and
@@ -42,144 +37,10 @@
  *
  * Cost at the reference shape (32 query heads, 8 kv heads of 128): 4 KB a key and layer. 32K keys: 134 MB, 32.5 us at
  * 4.13 TB/s (H200); 4 FLOP a byte, 16 as done here. Workspace: 2 KB written and read an item, against 128 KB of keys and
- * values or more. At 128 keys there are 8 items of 8 warps with a page each, and latency is all. */
-#include <math.h>
-#include "kernels/cuda/cuda-ops.h"
-
-#define WARPS       8u
-#define THREADS     (WARPS * QKC_WARP)
-#define BLOCKS_A_SM 2
-#define HEADS       8u /* query heads of a kv head, padded to the columns of an instruction */
-#define ALL_LANES   0xffffffffu
-#define LOG2_E      1.44269504088896340736
-#define LN_2        0.69314718055994530942f
-
-/* Where things lie in the workspace: the counters of 64 sequences, then a record for each sequence. Independent of how
- * many sequences it was made for. */
-#define COUNTERS_BYTES(n_kv_heads)                                                                           \
-    (((size_t)QKC_SMALL_ROWS * (n_kv_heads) * sizeof(uint32_t) + 255) / 256 * 256)
-
-typedef struct {
-    qkc_attend_decode_args a;
-    uint64_t layer_offset; /* of the layer in a page */
-    uint32_t n_q;          /* query heads of a kv head */
-    uint32_t *counters;    /* [QKC_SMALL_ROWS, n_kv_heads] */
-    float *parts;          /* a sequence's record: [QKC_ITEMS_A_SEQ, n_heads, head_dim], then lse (base 2) of
-                              [n_heads, QKC_ITEMS_A_SEQ] */
-    size_t seq_floats;     /* of a record */
-    float q_scale;         /* log2(e) / sqrt(head_dim) */
-    bool early;            /* invariant 5 */
-} decode_params;
-
-/* One piece of one sequence for one kv head. In shared memory: registers are short. */
-typedef struct {
-    uint32_t head, seq, piece, n_pieces;
-    uint32_t page, n_pages; /* index of its first page in the plan; how many */
-    uint32_t n_tail;        /* keys of the last page, when that holds the new token; else 0 */
-} item_info;
-
-/* A block's shared memory. */
-template <int D> struct block_memory {
-    /* For each two dimensions the two high halves, then the two low ones, bf16. The pad keeps reads off equal banks. */
-    alignas(16) uint32_t q[HEADS][D + 4];
-    alignas(16) qkc_bf16 new_kv[2][D];          /* the new key and value */
-    alignas(16) float out[WARPS][HEADS][D + 4]; /* not normalised */
-    float max[WARPS][HEADS], sum[WARPS][HEADS];
-    float weight[HEADS][QKC_ITEMS_A_SEQ];
-    uint32_t end[QKC_SMALL_ROWS];  /* pieces of the sequences up to and with this one */
-    uint32_t keys[QKC_SMALL_ROWS]; /* the sequence's length, with the new token */
-    uint32_t page[QKC_SMALL_ROWS]; /* where its pages begin in the plan */
-    uint32_t n_pieces;             /* of all sequences; or where the launch's pieces end in their list */
-    uint32_t is_last, given_up;
-    uint64_t next[WARPS]; /* address of the warp's first page in the next item; 0: none */
-    /* The block's items in turn, item k in slot k % 3, one without pages past the last. */
-    item_info item[3];
-};
-
-/* A page of one kv head in a warp's registers. Lane = 4 * g + t. */
-template <int D> struct page_registers {
-    uint4 k[2][D / 32]; /* keys g and g + 8; dimensions 32 * c + 8 * t and the next 7 */
-    uint4 v[4][D / 64]; /* keys 2 * t + {0, 1, 8, 9}; dimensions 64 * h + 8 * g and the next 7 */
-};
-
-/* One warp's results so far. */
-template <int D> struct warp_result {
-    /* Of query heads 2 * t and 2 * t + 1. Tile 4 * h + e: dimension 64 * h + 8 * g + 2 * e of both heads, then the
-     * dimension after it of both heads. */
-    float o[D / 16][4];
-    float max, sum; /* of query head g: base 2; this lane's keys alone */
-};
-
-/* ---- Instructions -------------------------------------------------------------------------------------------- */
-
-/* Past the L1 cache, which may have a page as it was before another SM appended to it: kernels overlap here. */
-static __device__ __forceinline__ uint4 load_stream(const char *from)
-{
-    uint4 v;
-    asm volatile("ld.global.cg.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
-    return v;
-}
-
-/* Stays where it is written: the compiler must not gather such loads, which would need registers. */
-static __device__ __forceinline__ uint4 load_shared(uint32_t from)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from));
-    return v;
-}
-
-/* The lane's number, asked for again each time: what follows from it need not stay in registers. */
-static __device__ __forceinline__ uint32_t lane_again(void)
-{
-    uint32_t lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-static __device__ __forceinline__ void prefetch_l2(const void *at)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
-/* c += a b: a is 16 x 16, b 16 x 8. */
-static __device__ __forceinline__ void multiply(
-    float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ float exp2_of(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 x)
-{
-    return *reinterpret_cast<uint32_t *>(&x);
-}
-
-/* x and y (in the low half) as bf16 numbers, and what that leaves out as bf16 numbers. */
-static __device__ __forceinline__ void split(float x, float y, uint32_t *high, uint32_t *low)
-{
-    const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
-    *high = bits_of(h);
-    *low = bits_of(__floats2bfloat162_rn(x - __low2float(h), y - __high2float(h)));
-}
-
-static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i)
-{
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
+ * values or more. At 128 keys there are 8 items of 8 warps with a page each, and latency is all.
+ * Int8: 2 KB a key and layer; 32K keys: 68 MB, 16.5 us. A number costs 1.25 (key) or 1.5 (value) integer operations: about
+ * 350 of a scheduler's 1,050 cycles a page at that rate. */
+#include "kernels/cuda/attn-decode.h"
 
 /* ---- The list of items --------------------------------------------------------------------------------------- */
 
@@ -249,10 +110,43 @@ static __device__ __forceinline__ uint64_t page_address(
     return i < it.n_pages ? __ldcg((const unsigned long long *)p.a.plan.pages + it.page + i) : 0;
 }
 
+/* Where in the plan the unit is whose first page is page @i, as unit_registers says. Both of its pages are in one span:
+ * so both are outside, or none is. */
+template <bool I8>
+static __device__ __forceinline__ uint64_t unit_address(
+    const decode_params &p, const volatile item_info &it, uint32_t i)
+{
+    return page_address(p, it, I8 && lane_again() >= 16 ? i + WARPS : i);
+}
+
 /* Where the layer's keys of a kv head begin; NULL for page 0. */
 static __device__ __forceinline__ char *head_in_page(const decode_params &p, uint64_t page, uint32_t head)
 {
     return page == 0 ? NULL : (char *)(uintptr_t)(page + p.layer_offset + head * p.a.layout.head_stride);
+}
+
+/* The same of a unit: NULL in all lanes or in none. */
+template <bool I8>
+static __device__ __forceinline__ const char *head_in_unit(
+    const decode_params &p, uint64_t unit, uint32_t head)
+{
+    if (I8) {
+        const uint64_t other = __shfl_xor_sync(ALL_LANES, (unsigned long long)unit, 16);
+        unit = unit != 0 ? unit : other;
+    }
+    return head_in_page(p, unit, head);
+}
+
+/* Of the unit whose first page is page @i. */
+template <bool I8>
+static __device__ __forceinline__ uint32_t tail_of(const volatile item_info &it, uint32_t i)
+{
+    if (!I8)
+        return i + 1 == it.n_pages ? it.n_tail : 0;
+    const uint32_t n_pages = it.n_pages, n_tail = it.n_tail;
+    if (i + WARPS >= n_pages)
+        return i + 1 == n_pages && n_tail > 0 ? n_tail : QK_PAGE_TOKENS + NO_NEW_KEY;
+    return i + WARPS + 1 == n_pages && n_tail > 0 ? QK_PAGE_TOKENS + n_tail : 0;
 }
 
 /* ---- The new token ------------------------------------------------------------------------------------------- */
@@ -312,27 +206,76 @@ static __device__ __forceinline__ void get_head(float (&x)[D / 64], float (&y)[D
 }
 
 /* A lane's elements of half a query head, @half being its first dimension. */
-template <int D>
+template <int D, bool I8>
 static __device__ void put_query(
     uint32_t *to, uint32_t half, uint32_t lane, const float (&x)[D / 64], float q_scale)
 {
-    if constexpr (D == 128) {
+    if constexpr (D == 128 && !I8) {
         uint2 both;
         split(x[0] * q_scale, x[1] * q_scale, &both.x, &both.y);
         *(uint2 *)(to + half + 2 * lane) = both;
     } else {
-        const uint32_t i = half + lane;
-        const float value = x[0] * q_scale;
-        const qkc_bf16 high = __float2bfloat16_rn(value);
-        qkc_bf16 *at = (qkc_bf16 *)(to + i / 2 * 2) + i % 2;
-        at[0] = high;
-        at[2] = __float2bfloat16_rn(value - __bfloat162float(high));
+#pragma unroll
+        for (int e = 0; e < D / 64; e++) {
+            const float value = x[e] * q_scale;
+            const qkc_bf16 high = __float2bfloat16_rn(value);
+            char *at = (char *)to + q_offset<I8>(half + lane * (D / 64) + e);
+            *(qkc_bf16 *)at = high;
+            *(qkc_bf16 *)(at + 4) = __float2bfloat16_rn(value - __bfloat162float(high));
+        }
     }
+}
+
+/* The new key or value into its page and into shared memory. @to: where the kv head's keys or values begin. */
+template <int D>
+static __device__ __forceinline__ void put_new_bf16(const decode_params &p, block_memory<D> &s, char *to,
+    uint32_t token, bool is_v, uint32_t lane, const float (&x)[D / 64], const float (&y)[D / 64])
+{
+    to += (size_t)token * p.a.layout.token_stride;
+    put_half<D>(s.new_kv[is_v], lane, x);
+    put_half<D>(s.new_kv[is_v] + D, lane, y);
+    put_half<D>(to, lane, x);
+    put_half<D>(to + D, lane, y);
+}
+
+/* A lane's elements of half a head as int8 numbers. */
+template <int D>
+static __device__ __forceinline__ void put_half_int8(
+    char *page, char *shared, uint32_t lane, const float (&x)[D / 64], float scale)
+{
+    const uint32_t q = qkc_i8_value(x[0], scale);
+    if constexpr (D == 128) {
+        const uint16_t both = (uint16_t)(q | qkc_i8_value(x[1], scale) << 8);
+        ((uint16_t *)page)[lane] = both;
+        ((uint16_t *)shared)[lane] = both;
+    } else {
+        page[lane] = (char)q;
+        shared[lane] = (char)q;
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void put_new_int8(const decode_params &p, block_memory<D> &s, char *to,
+    uint32_t token, bool is_v, uint32_t lane, const float (&x)[D / 64], const float (&y)[D / 64])
+{
+    uint32_t size = 0;
+#pragma unroll
+    for (int e = 0; e < D / 64; e++)
+        size = max(size, max(qkc_i8_size(x[e]), qkc_i8_size(y[e])));
+    const uint16_t bits = qkc_i8_scale(__reduce_max_sync(ALL_LANES, size));
+    const float scale = qkc_i8_float(bits);
+    if (lane == 0) {
+        s.new_scale[is_v] = bits;
+        *(uint16_t *)(to + p.a.layout.scale_offset + token * sizeof(uint16_t)) = bits;
+    }
+    to += (size_t)token * p.a.layout.token_stride;
+    put_half_int8<D>(to, s.new_kv[is_v], lane, x, scale);
+    put_half_int8<D>(to + D / 2, s.new_kv[is_v] + D / 2, lane, y, scale);
 }
 
 /* All warps: the item's query heads into shared memory and, when it has the new token, the new key and value into
  * shared memory and their page. */
-template <int D>
+template <int D, bool I8>
 static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, const item_info &it)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
@@ -344,170 +287,27 @@ static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, c
         float x[D / 64], y[D / 64];
         if (u < p.n_q) {
             get_head<D>(x, y, row + (it.head * p.n_q + u) * D, p.a.q_norm, cos_sin, p.a.eps, lane);
-            put_query<D>(s.q[u], 0, lane, x, p.q_scale);
-            put_query<D>(s.q[u], D / 2, lane, y, p.q_scale);
+            put_query<D, I8>(s.q[u], 0, lane, x, p.q_scale);
+            put_query<D, I8>(s.q[u], D / 2, lane, y, p.q_scale);
             continue;
         }
         const bool is_v = u > p.n_q;
         char *to = head_in_page(p, page_address(p, it, it.n_pages - 1), it.head);
-        to += (is_v ? p.a.layout.v_offset : 0) + (size_t)(it.n_tail - 1) * p.a.layout.token_stride;
+        to += is_v ? p.a.layout.v_offset : 0;
         get_head<D>(x, y, row + q_dim + (is_v ? kv_dim : 0) + it.head * D, is_v ? NULL : p.a.k_norm, cos_sin,
             p.a.eps, lane);
-        put_half<D>(s.new_kv[is_v], lane, x);
-        put_half<D>(s.new_kv[is_v] + D / 2, lane, y);
-        put_half<D>(to, lane, x);
-        put_half<D>(to + D, lane, y);
+        if (I8)
+            put_new_int8<D>(p, s, to, it.n_tail - 1, is_v, lane, x, y);
+        else
+            put_new_bf16<D>(p, s, to, it.n_tail - 1, is_v, lane, x, y);
     }
-}
-
-/* ---- A page -------------------------------------------------------------------------------------------------- */
-
-template <int D>
-static __device__ __forceinline__ void load_keys(
-    const decode_params &p, page_registers<D> &r, const char *page)
-{
-    const uint32_t lane = lane_again(), g = lane / 4, t = lane % 4, stride = p.a.layout.token_stride;
-    const char *from = page + g * stride + t * 16;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int c = 0; c < D / 32; c++)
-            r.k[i][c] = load_stream(from + i * 8 * stride + c * 64);
-}
-
-template <int D>
-static __device__ __forceinline__ void load_values(
-    const decode_params &p, page_registers<D> &r, const char *page)
-{
-    const uint32_t lane = lane_again(), g = lane / 4, t = lane % 4, stride = p.a.layout.token_stride;
-    const char *from = page + p.a.layout.v_offset + 2 * t * stride + g * 16;
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int h = 0; h < D / 64; h++)
-            r.v[j][h] = load_stream(from + (j % 2 + j / 2 * 8) * stride + h * 128);
-}
-
-/* The new key in place of what the page had there. */
-template <int D>
-static __device__ __forceinline__ void patch_keys(
-    const block_memory<D> &s, page_registers<D> &r, uint32_t n_tail)
-{
-    const uint32_t lane = lane_again(), g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (g + i * 8 == n_tail - 1)
-#pragma unroll
-            for (int c = 0; c < D / 32; c++)
-                r.k[i][c] = *(const uint4 *)(s.new_kv[0] + c * 32 + t * 8);
-}
-
-/* The new value in its place, and zeros past it. */
-template <int D>
-static __device__ __forceinline__ void patch_values(
-    const block_memory<D> &s, page_registers<D> &r, uint32_t n_tail)
-{
-    const uint32_t lane = lane_again(), g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const uint32_t key = 2 * t + j % 2 + j / 2 * 8;
-        if (key >= n_tail - 1)
-#pragma unroll
-            for (int h = 0; h < D / 64; h++)
-                r.v[j][h] = key == n_tail - 1 ? *(const uint4 *)(s.new_kv[1] + h * 64 + g * 8)
-                                              : make_uint4(0, 0, 0, 0);
-    }
-}
-
-/* Scores, base 2, of head g and keys 2 * t + {0, 1, 8, 9}. */
-template <int D>
-static __device__ __forceinline__ void score(
-    const block_memory<D> &s, const page_registers<D> &r, float (&score)[4])
-{
-    const uint32_t g = threadIdx.x % QKC_WARP / 4, t = threadIdx.x % 4;
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(s.q[g]) + t * 32;
-    float sum[2][4] = {
-        {0, 0, 0, 0}, {0, 0, 0, 0}}; /* by 8 keys: with the high halves, then with the low ones */
-#pragma unroll
-    for (int c = 0; c < D / 32; c++) {
-        uint4 q = load_shared(at + c * 128);
-        multiply(sum[0], q.x, q.y, q.z, q.w, r.k[0][c].x, r.k[0][c].y);
-        multiply(sum[1], q.x, q.y, q.z, q.w, r.k[1][c].x, r.k[1][c].y);
-        q = load_shared(at + c * 128 + 16);
-        multiply(sum[0], q.x, q.y, q.z, q.w, r.k[0][c].z, r.k[0][c].w);
-        multiply(sum[1], q.x, q.y, q.z, q.w, r.k[1][c].z, r.k[1][c].w);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        score[i] = sum[i / 2][i % 2] + sum[i / 2][i % 2 + 2];
-}
-
-/* Keys past the last one weigh nothing. */
-static __device__ __forceinline__ void mask_scores(float (&score)[4], uint32_t n_tail)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        score[i] = 2 * (threadIdx.x % 4) + i % 2 + i / 2 * 8 < n_tail ? score[i] : -INFINITY;
-}
-
-/* The page's keys join the running softmax: scores become weights, what was summed before is scaled. */
-template <int D> static __device__ __forceinline__ void join(warp_result<D> &w, float (&score)[4])
-{
-    float max = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
-    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
-    if (__any_sync(ALL_LANES, max > w.max)) {
-        max = fmaxf(max, w.max);
-        const float scale = exp2_of(w.max - max);
-        const float scale0 = __shfl_sync(ALL_LANES, scale, threadIdx.x % 4 * 8); /* of head 2 * t */
-        const float scale1 = __shfl_sync(ALL_LANES, scale, threadIdx.x % 4 * 8 + 4);
-        w.max = max;
-        w.sum *= scale;
-#pragma unroll
-        for (int tile = 0; tile < D / 16; tile++) {
-            w.o[tile][0] *= scale0;
-            w.o[tile][1] *= scale1;
-            w.o[tile][2] *= scale0;
-            w.o[tile][3] *= scale1;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        score[i] = exp2_of(score[i] - w.max);
-    w.sum += (score[0] + score[1]) + (score[2] + score[3]);
-}
-
-template <int D>
-static __device__ __forceinline__ void add_values(
-    warp_result<D> &w, const page_registers<D> &r, const float (&weight)[4])
-{
-    uint32_t high[2], low[2];
-    split(weight[0], weight[1], &high[0], &low[0]);
-    split(weight[2], weight[3], &high[1], &low[1]);
-#pragma unroll
-    for (int h = 0; h < D / 64; h++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const uint32_t x0 = word_of(r.v[0][h], e), x1 = word_of(r.v[1][h], e);
-            const uint32_t x2 = word_of(r.v[2][h], e), x3 = word_of(r.v[3][h], e);
-            const uint32_t a0 = __byte_perm(x0, x1, 0x5410), a1 = __byte_perm(x0, x1, 0x7632);
-            const uint32_t a2 = __byte_perm(x2, x3, 0x5410), a3 = __byte_perm(x2, x3, 0x7632);
-            multiply(w.o[4 * h + e], a0, a1, a2, a3, high[0], high[1]);
-            multiply(w.o[4 * h + e], a0, a1, a2, a3, low[0], low[1]);
-        }
 }
 
 /* ---- An item ------------------------------------------------------------------------------------------------- */
 
-/* One warp's pages of @it. Its first page is in @r or on its way and @second is the address of its second; on return the
- * former holds for its first page of @next, whose address is s.next[]. Of pages outside nothing is asked for. */
-template <int D, bool OUTSIDE>
-static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
-    const volatile item_info &it, const volatile item_info &next, page_registers<D> &r, warp_result<D> &w,
-    uint64_t second)
+/* The start of attend_pages(). */
+template <int D> static __device__ __forceinline__ void clear_result(warp_result<D> &w)
 {
-    const uint32_t warp = threadIdx.x / QKC_WARP;
-    const volatile uint64_t *next_address = &s.next[warp];
 #pragma unroll
     for (int tile = 0; tile < D / 16; tile++)
 #pragma unroll
@@ -515,22 +315,31 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
             w.o[tile][i] = 0;
     w.max = -INFINITY;
     w.sum = 0;
+}
+
+/* One warp's pages of @it. Its first unit is in @r or on its way and @second is where its second is; on return the
+ * former holds for its first unit of @next, which is where s.next[] says. Of pages outside nothing is asked for. */
+template <int D, bool OUTSIDE>
+static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
+    const volatile item_info &it, const volatile item_info &next, unit_registers<D, false> &r,
+    warp_result<D> &w, uint64_t second)
+{
+    const uint32_t warp = threadIdx.x / QKC_WARP;
+    const volatile uint64_t *next_address = &s.next[warp][0];
     bool here = !OUTSIDE || page_address(p, it, warp) != 0; /* the page whose turn it is */
+    clear_result(w);
 
     /* Without a page here the loop below does not ask for one of the next item's. */
-    if (warp >= it.n_pages && *next_address != 0) {
-        const char *page = head_in_page(p, *next_address, next.head);
-        load_keys(p, r, page);
-        load_values(p, r, page);
-    }
+    if (warp >= it.n_pages && *next_address != 0)
+        load_unit(p, r, head_in_page(p, *next_address, next.head));
     uint64_t ahead = second;
 #pragma unroll 1
     for (uint32_t i = warp; i < it.n_pages; i += WARPS) {
         const bool inside = i + WARPS < it.n_pages;
-        const uint32_t n_tail = i + 1 == it.n_pages ? it.n_tail : 0;
+        const uint32_t tail = tail_of<false>(it, i);
         float weight[4];
-        if (n_tail > 0)
-            patch_keys(s, r, n_tail);
+        if (tail > 0)
+            patch_keys(s, r, tail);
         __syncwarp(); /* here and below: also keeps the compiler from asking for a page before there is room */
         if (here)
             score(s, r, weight);
@@ -540,12 +349,12 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         const char *page = head_in_page(p, ahead, inside ? it.head : next.head);
         if (page != NULL)
             load_keys(p, r, page);
-        if (n_tail > 0)
-            mask_scores(weight, n_tail);
+        if (tail > 0)
+            mask_scores(weight, tail);
         if (here)
             join(w, weight);
-        if (n_tail > 0)
-            patch_values(s, r, n_tail);
+        if (tail > 0)
+            patch_values(s, r, tail);
         __syncwarp();
         if (here)
             add_values(w, r, weight);
@@ -557,8 +366,65 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
     }
 }
 
+/* The same with int8 pages. Three quarters of a unit are on their way or wait for their turn; where one was multiplied,
+ * the third after it is asked for. */
+template <int D, bool OUTSIDE>
+static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
+    const volatile item_info &it, const volatile item_info &next, unit_registers<D, true> &r,
+    warp_result<D> &w, uint64_t second)
+{
+    constexpr uint32_t STEP = 2 * WARPS;
+    const uint32_t warp = threadIdx.x / QKC_WARP;
+    const volatile uint64_t *next_address = s.next[warp];
+    const char *unit = head_in_unit<true>(p, unit_address<true>(p, it, warp), it.head);
+    clear_result(w);
+
+    if (warp >= it.n_pages && *next_address != 0)
+        load_unit(p, r, head_in_unit<true>(p, next_address[lane_again() / 16], next.head));
+    uint64_t ahead = second;
+#pragma unroll 1
+    for (uint32_t i = warp; i < it.n_pages; i += STEP) {
+        const bool inside = i + STEP < it.n_pages, here = !OUTSIDE || unit != NULL;
+        const uint32_t tail = tail_of<true>(it, i);
+        float weight[8];
+        if (tail > 0)
+            patch_keys(s, r, tail);
+        __syncwarp();
+        if (here) {
+            score(s, r, weight, 0);
+            __syncwarp();
+            load_values(p, r, unit, 1);
+            score(s, r, weight, 1);
+        }
+        __syncwarp();
+        if (!inside)
+            ahead = next_address[lane_again() / 16];
+        unit = head_in_unit<true>(p, ahead, inside ? it.head : next.head);
+        if (unit != NULL)
+            load_keys(p, r, unit, 0);
+        if (here) {
+            if (tail > 0)
+                mask_scores(weight, tail);
+            join(w, weight);
+            if (tail > 0)
+                patch_values(s, r, tail);
+            __syncwarp();
+            add_values(w, r, weight, 0);
+        }
+        __syncwarp();
+        if (unit != NULL)
+            load_keys(p, r, unit, 1);
+        if (here)
+            add_values(w, r, weight, 1);
+        __syncwarp();
+        if (unit != NULL)
+            load_values(p, r, unit, 0);
+        ahead = unit_address<true>(p, it, i + 2 * STEP);
+    }
+}
+
 /* One warp's result into shared memory. */
-template <int D>
+template <int D, bool I8>
 static __device__ __forceinline__ void put_result(block_memory<D> &s, warp_result<D> &w, uint32_t n_q)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP, g = lane / 4, t = lane % 4;
@@ -574,11 +440,11 @@ static __device__ __forceinline__ void put_result(block_memory<D> &s, warp_resul
         if (head >= n_q)
             continue;
 #pragma unroll
-        for (int h = 0; h < D / 64; h++)
-#pragma unroll
-            for (int e = 0; e < 4; e += 2)
-                *(float4 *)(s.out[warp][head] + 64 * h + 8 * g + 2 * e) = make_float4(w.o[4 * h + e][i],
-                    w.o[4 * h + e][i + 2], w.o[4 * h + e + 1][i], w.o[4 * h + e + 1][i + 2]);
+        for (int tile = 0; tile < D / 16; tile += 2) {
+            const uint32_t d = I8 ? D / 8 * g + 2 * tile : tile / 4 * 64 + 8 * g + tile % 4 * 2;
+            *(float4 *)(s.out[warp][head] + d) =
+                make_float4(w.o[tile][i], w.o[tile][i + 2], w.o[tile + 1][i], w.o[tile + 1][i + 2]);
+        }
     }
 }
 
@@ -740,21 +606,22 @@ template <int D> static __device__ void count_items(const decode_params &p, bloc
 }
 
 /* The block's items, one after the other. The first pages of the first are on their way into @r. */
-template <int D, bool OUTSIDE>
+template <int D, bool I8, bool OUTSIDE>
 static __device__ __forceinline__ void attend_items(
-    const decode_params &p, block_memory<D> &s, page_registers<D> &r, uint64_t second, uint32_t state)
+    const decode_params &p, block_memory<D> &s, unit_registers<D, I8> &r, uint64_t second, uint32_t state)
 {
+    constexpr uint32_t STEP = I8 ? 2 * WARPS : WARPS;
     const uint32_t warp = threadIdx.x / QKC_WARP;
 #pragma unroll 1
     for (uint32_t k = 0; s.item[k % 3].n_pages > 0; k++) {
         const item_info &it = s.item[k % 3], &next = s.item[(k + 1) % 3];
-        const uint64_t address = page_address(p, next, warp);
+        const uint64_t address = unit_address<I8>(p, next, warp);
         if (k > 0)
-            second = page_address(p, it, warp + WARPS);
-        ready_heads(p, s, it);
+            second = unit_address<I8>(p, it, warp + STEP);
+        ready_heads<D, I8>(p, s, it);
         if (k == 0 && state != QK_OK) /* it may be changing: one thread's view is enough */
             s.given_up = 1;
-        s.next[warp] = address;
+        s.next[warp][I8 ? threadIdx.x % QKC_WARP / 16 : 0] = address;
         __syncthreads();
         if (s.given_up) {
             if (warp == 0)
@@ -767,7 +634,7 @@ static __device__ __forceinline__ void attend_items(
         warp_result<D> w;
         attend_pages<D, OUTSIDE>(p, s, it, next, r, w, second);
         if (warp < it.n_pages)
-            put_result(s, w, p.n_q);
+            put_result<D, I8>(s, w, p.n_q);
         __syncthreads();
         merge_warps<D, OUTSIDE>(p, s, it);
         if (it.n_pieces > 1)
@@ -775,7 +642,7 @@ static __device__ __forceinline__ void attend_items(
     }
 }
 
-template <int D, bool OUTSIDE>
+template <int D, bool I8, bool OUTSIDE>
 __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __grid_constant__ decode_params p)
 {
     __shared__ block_memory<D> s;
@@ -799,13 +666,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
     }
     __syncthreads();
 
-    page_registers<D> r;
-    const uint64_t first = page_address(p, s.item[0], warp),
-                   second = page_address(p, s.item[0], warp + WARPS);
-    if (first != 0) {
+    unit_registers<D, I8> r;
+    const uint64_t first = unit_address<I8>(p, s.item[0], warp),
+                   second = unit_address<I8>(p, s.item[0], warp + (I8 ? 2 * WARPS : WARPS));
+    const char *unit = head_in_unit<I8>(p, first, s.item[0].head);
+    if (unit != NULL) {
         hint_item<D>(p, s.item[0]);
-        load_keys(p, r, head_in_page(p, first, s.item[0].head));
-        load_values(p, r, head_in_page(p, first, s.item[0].head));
+        load_unit(p, r, unit);
     }
     /* No trigger: the next kernel's blocks would be placed while this one's fill some SMs, two and more to an SM, and its
      * work then runs on a part of them (an H200 took 4.0 instead of 3.2 ms a token at 8K keys). */
@@ -815,7 +682,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
         atomicCAS(p.a.plan.state, (uint32_t)QK_OK, (uint32_t)QK_CANCELLED);
     if (s.item[0].n_pages == 0)
         return;
-    attend_items<D, OUTSIDE>(p, s, r, second, __ldcg(p.a.plan.state));
+    attend_items<D, I8, OUTSIDE>(p, s, r, second, __ldcg(p.a.plan.state));
 }
 
 /* ---- Host ---------------------------------------------------------------------------------------------------- */
@@ -831,12 +698,35 @@ size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_k
     return COUNTERS_BYTES(n_kv_heads) + n_seqs * seq_floats(n_heads, head_dim) * sizeof(float);
 }
 
+typedef void (*decode_kernel)(const decode_params);
+
+/* NULL when there is none. */
+static decode_kernel kernel_of(uint32_t head_dim, bool is_int8, bool outside)
+{
+    static const decode_kernel kernels[2][2][2] = {
+        {{attend_decode<64, false, false>, attend_decode<64, false, true>},
+            {attend_decode<64, true, false>, attend_decode<64, true, true>}},
+        {{attend_decode<128, false, false>, attend_decode<128, false, true>},
+            {attend_decode<128, true, false>, attend_decode<128, true, true>}},
+    };
+    return head_dim == 64 || head_dim == 128 ? kernels[head_dim == 128][is_int8][outside] : NULL;
+}
+
 /* Static shared memory alone. Loads the forms that no context tries before its first step. */
 cudaError_t qkc_attend_decode_init(void)
 {
     cudaFuncAttributes attributes;
-    cudaError_t code = cudaFuncGetAttributes(&attributes, attend_decode<128, true>);
-    return code == cudaSuccess ? cudaFuncGetAttributes(&attributes, attend_decode<64, true>) : code;
+    cudaError_t code = cudaSuccess;
+    for (uint32_t i = 0; i < 4 && code == cudaSuccess; i++)
+        code = cudaFuncGetAttributes(&attributes, kernel_of(i < 2 ? 64 : 128, i % 2 != 0, true));
+    return code;
+}
+
+/* Loads are of 16 bytes, and of 4 where scales are. */
+static bool layout_suits(const qk_kv_layout *l)
+{
+    const uint64_t strides = l->token_stride | l->v_offset | l->head_stride | l->layer_stride;
+    return strides % 16 == 0 && (l->dtype == QK_BF16 || (l->dtype == QK_I8 && l->scale_offset % 4 == 0));
 }
 
 uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys)
@@ -847,8 +737,9 @@ uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys)
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args)
 {
     const uint32_t n_kv_heads = args->n_kv_heads, n_q = n_kv_heads > 0 ? args->n_heads / n_kv_heads : 0;
-    if (n_q < 1 || n_q > HEADS || n_q * n_kv_heads != args->n_heads || args->layout.dtype != QK_BF16 ||
-        args->rows_max < 1 || args->rows_max > QKC_SMALL_ROWS)
+    const decode_kernel kernel = kernel_of(args->head_dim, args->layout.dtype == QK_I8, args->lse != NULL);
+    if (n_q < 1 || n_q > HEADS || n_q * n_kv_heads != args->n_heads || !layout_suits(&args->layout) ||
+        args->rows_max < 1 || args->rows_max > QKC_SMALL_ROWS || kernel == NULL)
         return cudaErrorInvalidValue;
     decode_params p = {};
     p.a = *args;
@@ -863,11 +754,5 @@ cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_
     const uint32_t n_items_max = args->rows_max * n_kv_heads * QKC_ITEMS_A_SEQ;
     const uint32_t n_resident = BLOCKS_A_SM * (uint32_t)launch->n_sms;
     const dim3 grid(n_items_max < n_resident ? n_items_max : n_resident);
-    if (args->head_dim != 64 && args->head_dim != 128)
-        return cudaErrorInvalidValue;
-    void (*kernel)(const decode_params) =
-        args->head_dim == 128 ? attend_decode<128, false> : attend_decode<64, false>;
-    if (args->lse != NULL)
-        kernel = args->head_dim == 128 ? attend_decode<128, true> : attend_decode<64, true>;
     return qkc_start(launch, kernel, grid, dim3(THREADS), 0, p);
 }

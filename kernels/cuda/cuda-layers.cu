@@ -416,8 +416,53 @@ static qkc_attend_prefill_args attend_args(const way *w)
     return a;
 }
 
-/* Sequences with pages in host memory, range by range as these arrive. The launches are not programmatic: events stand
- * between them. */
+/* @n_pages int8 pages from entry @first_page of the page table on as bf16, behind @n_before others. */
+static bool widen(way *w, const qkc_launch *launch, uint32_t first_page, uint32_t n_pages, uint32_t n_before)
+{
+    const qkc_widened *widened = &w->ctx->widened;
+    qkc_dequantise_args a = {};
+    a.to = widened->memory + n_before * widened->layout.layer_stride;
+    a.to_pages = widened->pages;
+    a.first_page = first_page;
+    a.n_pages = n_pages;
+    a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim, a.layer = w->layer;
+    a.layout = *w->layout, a.to_layout = widened->layout;
+    a.plan = w->ctx->plan;
+    return ok(w, "int8 pages as bf16", qkc_dequantise(launch, &a));
+}
+
+static bool widen_range(way *w, const qkc_launch *launch, const qkc_range *range)
+{
+    const qk_seq *seq = &w->step->plan.seqs[w->step->stream.seqs[range->seq].seq];
+    const uint32_t first = range->key_begin / QK_PAGE_TOKENS;
+    const uint32_t end = (range->key_end + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
+    return widen(w, launch, seq->page_begin + first, end - first, 0);
+}
+
+/* All of the sequences that are not streamed: neighbours in the page table together. */
+static bool widen_others(way *w, const qkc_launch *launch)
+{
+    const qk_plan *plan = &w->step->plan;
+    uint32_t first = 0, n = 0, n_before = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const qk_seq *seq = &plan->seqs[i];
+        if (w->step->stream.is_streamed[i])
+            continue;
+        if (n > 0 && seq->page_begin != first + n) {
+            if (!widen(w, launch, first, n, n_before))
+                return false;
+            n_before += n;
+            n = 0;
+        }
+        if (n == 0)
+            first = seq->page_begin;
+        n += seq->n_pages;
+    }
+    return widen(w, launch, first, n, n_before);
+}
+
+/* Sequences with pages in host memory, range by range as these arrive, and those with int8 pages, which are attended to
+ * in copies. The launches are not programmatic: events stand between them. */
 static bool attend_ranges(way *w, const qkc_attend_prefill_args *a)
 {
     const qkc_stream *stream = &w->step->stream;
@@ -429,6 +474,7 @@ static bool attend_ranges(way *w, const qkc_attend_prefill_args *a)
         const qkc_range *range = &stream->ranges[i];
         const qkc_round *tiles = &stream->seqs[range->seq].tiles;
         if (!ok(w, "a wait for host pages", qkc_stream_before(w->step, w->layer, range)) ||
+            (stream->is_widened && !widen_range(w, &launch, range)) ||
             !ok(w, "attention of a range",
                 qkc_attend_prefill_range(&launch, a, tiles, range->key_begin, range->key_end)) ||
             !ok(w, "copies of host pages", qkc_stream_after(w->step, w->layer, range)) ||
@@ -440,13 +486,22 @@ static bool attend_ranges(way *w, const qkc_attend_prefill_args *a)
 
 static bool attend(way *w)
 {
-    qkc_attend_prefill_args a = attend_args(w), others = a;
+    qkc_attend_prefill_args a = attend_args(w);
+    qkc_launch launch = *w->launch;
     if (!w->pass->is_streamed)
-        return ok(w, "attention", qkc_attend_prefill(w->launch, &a, &w->pass->tiling));
+        return ok(w, "attention", qkc_attend_prefill(&launch, &a, &w->pass->tiling));
+    if (w->step->stream.is_widened) {
+        launch.pdl = false; /* page tables change between the launches */
+        a.layer = 0;
+        a.layout = w->ctx->widened.layout;
+        a.plan.pages = w->ctx->widened.pages;
+        if (!widen_others(w, &launch))
+            return false;
+    }
+    qkc_attend_prefill_args others = a;
     others.tiles += w->step->stream.n_tiles;
     others.merges += w->step->stream.n_merges;
-    return ok(w, "attention", qkc_attend_prefill(w->launch, &others, &w->pass->tiling)) &&
-           attend_ranges(w, &a);
+    return ok(w, "attention", qkc_attend_prefill(&launch, &others, &w->pass->tiling)) && attend_ranges(w, &a);
 }
 
 /* ---- Passes of few rows -------------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
  *   linear.cu               y = W x for few rows, streaming W at memory bandwidth, with what stands around it fused
  *   rows.cu                 one row at a time: prepare (plan, embedding, RoPE tables), RMSNorm, heads, SiLU
  *   attn-decode.cu          attention of sequences with one new row each: the whole stage in one launch
+ *   kv-int8.cu              int8 pages as bf16 ones, for the kernels below
  *   attn-prefill.cu         attention of any rows, portable (mma.sync)
  *   attn-prefill-hopper.cu  the same with wgmma, sm_90a only
  *   sample.cu               logits to token
@@ -163,7 +164,7 @@ cudaError_t qkc_rms_norm(const qkc_launch *launch, qkc_bf16 *out, const float *x
     float eps, uint32_t hidden, uint32_t rows_max, qkc_plan plan, bool gather,
     const volatile uint32_t *cancel);
 
-/* Norm and rotation of every row's heads; keys and values go to their pages. The input is float32 (few rows) or bf16
+/* Norm and rotation of every row's heads; keys and values go to their pages, rounded to bf16 or quantised from float32. The input is float32 (few rows) or bf16
  * (many rows): exactly one of qkv_f32 and qkv_bf16 is set. */
 typedef struct {
     const float *qkv_f32;         /* [rows, q_dim + 2 * kv_dim]: q heads, then k heads, then v heads */
@@ -172,7 +173,7 @@ typedef struct {
     const float *q_norm, *k_norm; /* [head_dim] */
     float eps;
     uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
-    qk_kv_layout layout; /* bf16 */
+    qk_kv_layout layout; /* bf16 or int8 */
     qkc_plan plan;
 } qkc_heads_args;
 cudaError_t qkc_heads(const qkc_launch *launch, const qkc_heads_args *args);
@@ -228,7 +229,7 @@ typedef struct {
     const float *q_norm, *k_norm;
     float eps;
     uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
-    qk_kv_layout layout;
+    qk_kv_layout layout; /* bf16 or int8 */
     qkc_plan plan;
     void *
         workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
@@ -244,6 +245,23 @@ typedef struct {
 uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys); /* of a sequence of @n_keys */
 size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args);
+
+/* ---- kv-int8.cu ---------------------------------------------------------------------------------------------- */
+
+/* Keys and values of one layer of int8 pages, rounded to bf16, for attention kernels that read bf16. Their page table gets
+ * the places at the same indices; they are attended to as layer 0 of @to_layout. */
+typedef struct {
+    char *to;            /* [n_pages, to_layout.layer_stride] */
+    uint64_t *to_pages;  /* [pages_max]: of the entries from @first_page on, @n_pages are written */
+    uint32_t first_page; /* in the plan's page table */
+    uint32_t n_pages;
+    uint32_t n_kv_heads, head_dim, layer;
+    qk_kv_layout layout, to_layout; /* int8; bf16 */
+    qkc_plan plan;                  /* its pages: device memory, or host memory that the device can read */
+} qkc_dequantise_args;
+cudaError_t qkc_dequantise(const qkc_launch *launch, const qkc_dequantise_args *args);
+/* A bf16 page of one layer without gaps. */
+void qkc_widened_layout(uint32_t n_kv_heads, uint32_t head_dim, qk_kv_layout *out);
 
 /* ---- attn-prefill.cu, attn-prefill-hopper.cu ----------------------------------------------------------------- */
 

@@ -170,6 +170,12 @@ static void lay_out_shared(qkc_context *ctx, arena *a, uint64_t decode_end)
     a->used = max_u64(end, a->used);
 }
 
+/* Whether some steps attend to ranges of keys in turn. */
+static bool has_ranges(const qkc_context *ctx)
+{
+    return ctx->head.params.ring_bytes > 0 || ctx->widened.n_pages > 0;
+}
+
 static void lay_out_device(qkc_context *ctx, arena *a)
 {
     const qk_shape *shape = shape_of(ctx);
@@ -211,8 +217,14 @@ static void lay_out_device(qkc_context *ctx, arena *a)
         ring->memory = (char *)take_bytes(a, p->ring_bytes, 1);
         take(a, &ring->places, p->pages_max);
         take(a, &ring->scattered, p->pages_max);
-        take(a, &ring->state, rows * shape->n_heads * (shape->head_dim + QKC_STATE_EXTRA));
     }
+    if (ctx->widened.n_pages > 0) {
+        ctx->widened.memory =
+            (char *)take_bytes(a, ctx->widened.n_pages * ctx->widened.layout.layer_stride, 1);
+        take(a, &ctx->widened.pages, p->pages_max);
+    }
+    if (has_ranges(ctx))
+        take(a, &ctx->ring.state, rows * shape->n_heads * (shape->head_dim + QKC_STATE_EXTRA));
 
     /* Only the beginning of the decode attention's workspace, the part that no sequence needs, has to stay as it is. */
     const uint64_t decode_begin = a->used;
@@ -267,7 +279,7 @@ static void lay_out_step(qkc_step *step, arena *a)
     take(a, &step->tiles, ctx->tiles_max);
     take(a, &step->merges, ctx->tiles_max);
     take(a, &step->staged, p->logits_max * vocab);
-    if (p->ring_bytes > 0)
+    if (has_ranges(ctx))
         lay_out_stream(&step->stream, p, a);
     if (p->partial_max > 0) {
         take(a, &step->outside.ready, shape_of(ctx)->n_layers);
@@ -293,18 +305,17 @@ const qk_kv_layout *qkc_layout_of(const qkc_context *ctx, uint32_t kv_class)
 static qk_status check_layout(qkc_context *ctx, const qk_kv_layout *layout, const char *name)
 {
     qkc_backend *backend = backend_of(ctx);
-    if (layout->dtype != QK_BF16)
+    if (layout->dtype != QK_BF16 && layout->dtype != QK_I8)
         return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
-            "context: %s.dtype is %s, but the CUDA backend keeps KV in bf16", name,
-            layout->dtype == QK_F32 ? "f32" : "i8");
+            "context: %s.dtype is f32, but the CUDA backend keeps KV in bf16 or int8", name);
     if (layout->token_stride % 16 != 0 || layout->v_offset % 16 != 0 || layout->head_stride % 16 != 0 ||
-        layout->layer_stride % 16 != 0 || layout->page_bytes % 16 != 0)
+        layout->layer_stride % 16 != 0 || layout->page_bytes % 16 != 0 || layout->scale_offset % 16 != 0)
         return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
-            "context: a stride of %s (token %u, value %llu, head %llu, layer %llu, page %llu) is not a "
-            "multiple of 16 bytes",
+            "context: a stride of %s (token %u, value %llu, head %llu, layer %llu, page %llu, scale %llu) is "
+            "not a multiple of 16 bytes",
             name, layout->token_stride, (unsigned long long)layout->v_offset,
             (unsigned long long)layout->head_stride, (unsigned long long)layout->layer_stride,
-            (unsigned long long)layout->page_bytes);
+            (unsigned long long)layout->page_bytes, (unsigned long long)layout->scale_offset);
     return QK_OK;
 }
 
@@ -326,6 +337,7 @@ static qk_status check_params(qkc_context *ctx)
             "head_dim 64 and "
             "128, at most 8 query heads a kv head, hidden and ffn that are multiples of 8",
             shape->head_dim, shape->n_heads / shape->n_kv_heads, shape->hidden, shape->ffn);
+    qkc_widened_plan(ctx);
     return qkc_ring_plan(ctx);
 }
 
@@ -892,11 +904,13 @@ qk_status qkc_step_submit(qk_step *base)
     if (status != QK_OK)
         return status;
     const bool single = plan->n_seqs == plan->n_rows, decode = single && plan->n_rows <= ctx->decode_max;
-    const bool streamed = any_host && !(single && plan->host_path == QK_HOST_READ);
+    const bool takes_host = any_host && !(single && plan->host_path == QK_HOST_READ);
+    const bool widened = !decode && qkc_layout_of(ctx, plan->kv_class)->dtype == QK_I8;
+    const bool streamed = takes_host || widened;
     const bool outside = qkc_partial_is_needed(step);
     if (outside && (!decode || streamed))
         return fail_outside(step, decode);
-    if (streamed && (status = qkc_stream_build(step, decode)) != QK_OK)
+    if (streamed && (status = qkc_stream_build(step, decode, takes_host)) != QK_OK)
         return status;
     /* A graph has up to decode_max rows. */
     qkc_write_rows(plan, decode ? ctx->decode_max : plan->n_rows, step->counts, step->rows);

@@ -55,10 +55,23 @@ typedef struct {
     cudaEvent_t begun, copied[QKC_RING_PARTS_MAX], used[QKC_RING_PARTS_MAX];
 } qkc_ring;
 
-/* What of a step's plan goes through the ring, the same in every layer. Pinned host memory, there when the context has a
- * ring. */
+/* Of a context with int8 pages: bf16 copies of some of one sequence's pages of one layer, made before each launch of the
+ * attention of any rows, which reads bf16. Small enough to stay in the L2 cache. Device memory. */
+#define QKC_WIDENED_PAGES 512u
+typedef struct {
+    char *memory;        /* [n_pages, layout.layer_stride] */
+    uint64_t *pages;     /* [pages_max]: the page table of the copies */
+    uint32_t n_pages;    /* whole spans; 0: there are no int8 pages */
+    qk_kv_layout layout; /* bf16, of one layer */
+} qkc_widened;
+
+/* How a step's plan is attended to in several launches, the same in every layer: sequences whose host pages go through the
+ * ring, and, other than in decode steps, all with int8 pages. Pinned host memory, there when the context has a ring or
+ * int8 pages. */
 typedef struct {
     bool is_decode, overlaps;
+    bool takes_host;   /* host pages go through the ring; else kernels read them in place */
+    bool is_widened;   /* each launch attends to copies in qkc_widened */
     uint32_t n_layers; /* whose attention is computed */
     uint32_t n_seqs, n_groups, n_ranges, n_runs, n_scattered;
     uint32_t n_tiles, n_merges; /* of the streamed sequences: the first of the step's */
@@ -133,6 +146,7 @@ typedef struct {
     uint32_t next_stage;
     bool is_warm; /* a step has run every kind of pass */
     qkc_ring ring;
+    qkc_widened widened;
 } qkc_context;
 
 typedef enum {
@@ -205,11 +219,13 @@ bool qkc_takes_hopper(const qkc_context *ctx); /* whether prompt rows go through
 
 /* Sets the ring's parts from the context's params: QK_UNSUPPORTED when it is too small. Then its events, at last freed. */
 qk_status qkc_ring_plan(qkc_context *ctx);
+void qkc_widened_plan(qkc_context *ctx); /* how many pages */
 cudaError_t qkc_ring_start(qkc_context *ctx);
 void qkc_ring_stop(qkc_context *ctx);
 
-/* Deals the plan's host pages into groups and lists the launches: host work alone. QK_UNSUPPORTED: the ring does not do. */
-qk_status qkc_stream_build(qkc_step *step, bool is_decode);
+/* Deals the plan's host pages into groups, unless kernels read them in place (@takes_host false), and lists the launches:
+ * host work alone. QK_UNSUPPORTED: the ring does not do. */
+qk_status qkc_stream_build(qkc_step *step, bool is_decode, bool takes_host);
 void qkc_stream_clear(qkc_step *step);
 /* Once a step, before anything else of it; the attention of @n_layers layers will be launched. */
 cudaError_t qkc_stream_begin(qkc_step *step, uint32_t n_layers);

@@ -8,6 +8,10 @@
  * before. The plan's page table on the device gets, once a layer, the places in the ring, less where the layer lies in a
  * page: so kernels find a slice where they would find it in the page.
  *
+ * Kernels of any rows attend to bf16 copies of int8 pages (qkc_widened). Sequences without host pages whose copies fit
+ * together are attended to in one launch, as others are; all others are dealt, in groups that also fit, and each launch
+ * has another before it that makes the copies, from the ring or from the pages.
+ *
  * Invariants
  *  1. Ring index = layer * n_groups + group; its part is that modulo n_parts. The copy of index i is enqueued when the
  *     attention of i - n_parts has been, whose event it waits for; copies of a step begin when all work on COMPUTE before
@@ -85,6 +89,19 @@ qk_status qkc_ring_plan(qkc_context *ctx)
     return QK_OK;
 }
 
+void qkc_widened_plan(qkc_context *ctx)
+{
+    qkc_widened *widened = &ctx->widened;
+    const uint32_t pages_max = ctx->head.params.pages_max;
+    widened->n_pages = 0;
+    for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
+        if (qkc_layout_of(ctx, k)->dtype == QK_I8)
+            widened->n_pages = pages_max < QKC_WIDENED_PAGES
+                                   ? (pages_max + SPAN_PAGES - 1) / SPAN_PAGES * SPAN_PAGES
+                                   : QKC_WIDENED_PAGES;
+    qkc_widened_layout(shape_of(ctx)->n_kv_heads, shape_of(ctx)->head_dim, &widened->layout);
+}
+
 cudaError_t qkc_ring_start(qkc_context *ctx)
 {
     qkc_ring *ring = &ctx->ring;
@@ -115,9 +132,10 @@ void qkc_ring_stop(qkc_context *ctx)
 
 /* ---- Dealing pages into groups ------------------------------------------------------------------------------- */
 
-static bool is_host(const qk_plan *plan, uint32_t page)
+/* Whether the page is to go through the ring. */
+static bool is_host(const qkc_step *step, uint32_t page)
 {
-    return (plan->pages[page] & QK_PAGE_HOST) != 0;
+    return step->stream.takes_host && (step->plan.pages[page] & QK_PAGE_HOST) != 0;
 }
 
 /* What the dealing of one sequence goes by. */
@@ -128,6 +146,7 @@ typedef struct {
     uint32_t n_keys;     /* of the sequence, with its new rows */
     uint32_t unit_pages; /* a group ends at multiples of this */
     uint32_t n_slots;    /* pages of a part of the ring */
+    uint32_t n_widened;  /* pages that a launch can attend to, of any kind */
 } dealing;
 
 /* Copies of the pages in stream->order, which is sorted by address: the slots are theirs in turn. */
@@ -174,7 +193,7 @@ static void close_group(const dealing *d, uint32_t begin, uint32_t end)
         return;
     for (uint32_t p = begin / QK_PAGE_TOKENS; p * QK_PAGE_TOKENS < end; p++) {
         const uint32_t page = d->seq->page_begin + p;
-        if (!is_host(plan, page))
+        if (!is_host(d->step, page))
             continue;
         if (stream->places[page].group != QKC_NO_GROUP)
             stream->overlaps = true;
@@ -201,25 +220,26 @@ static void close_group(const dealing *d, uint32_t begin, uint32_t end)
  * Returns 0, or the host pages of a unit that a part of the ring has no room for. */
 static uint32_t deal_pages(const dealing *d)
 {
-    const qk_plan *plan = &d->step->plan;
     const uint32_t n_pages = d->seq->n_pages, unit_keys = d->unit_pages * QK_PAGE_TOKENS;
-    uint32_t end = d->n_keys, n_in = 0;
+    uint32_t end = d->n_keys, n_in = 0, n_all = 0; /* of the group: host pages, pages */
     bool is_tail = true;
     for (uint32_t unit = (n_pages + d->unit_pages - 1) / d->unit_pages; unit-- > 0;) {
         const uint32_t last = std::min((unit + 1) * d->unit_pages, n_pages);
         uint32_t n = 0;
         for (uint32_t p = unit * d->unit_pages; p < last; p++)
-            n += is_host(plan, d->seq->page_begin + p);
+            n += is_host(d->step, d->seq->page_begin + p);
         if (n > d->n_slots)
             return n;
-        if (n > 0 && (is_tail || n_in + n > d->n_slots)) {
+        const bool host_cut = n > 0 && (is_tail || n_in + n > d->n_slots);
+        if (host_cut || n_all + d->unit_pages > d->n_widened) {
             const uint32_t begin = std::min((unit + 1) * unit_keys, d->n_keys);
             close_group(d, begin, end);
             end = begin;
-            n_in = 0;
-            is_tail = false;
+            n_in = n_all = 0;
+            is_tail = is_tail && !host_cut;
         }
         n_in += n;
+        n_all += d->unit_pages;
     }
     close_group(d, 0, end);
     return 0;
@@ -256,29 +276,34 @@ void qkc_stream_clear(qkc_step *step)
     stream->overlaps = false;
 }
 
-qk_status qkc_stream_build(qkc_step *step, bool is_decode)
+qk_status qkc_stream_build(qkc_step *step, bool is_decode, bool takes_host)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_plan *plan = &step->plan;
     qkc_stream *stream = &step->stream;
     qkc_stream_clear(step);
-    if (ctx->head.params.ring_bytes == 0)
+    if (takes_host && ctx->head.params.ring_bytes == 0)
         return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
             "step: a page is in host memory and is to be streamed, but the context's ring_bytes is 0");
-    const uint64_t slice = qkc_layout_of(ctx, plan->kv_class)->layer_stride;
+    const qk_kv_layout *layout = qkc_layout_of(ctx, plan->kv_class);
     stream->is_decode = is_decode;
+    stream->takes_host = takes_host;
+    stream->is_widened = layout->dtype == QK_I8 && !is_decode;
     for (uint32_t i = 0; i < plan->n_pages; i++)
         stream->places[i] = {QKC_NO_GROUP, 0};
     uint64_t n_entries = 0; /* the arrays have room for each entry of the page table once */
     for (uint32_t i = 0; i < plan->n_seqs; i++)
         n_entries += plan->seqs[i].n_pages;
     stream->overlaps = n_entries > plan->n_pages;
+    uint32_t n_left = stream->is_widened ? ctx->widened.n_pages : UINT32_MAX;
     for (uint32_t i = 0; i < plan->n_seqs && !stream->overlaps; i++) {
         const qk_seq *seq = &plan->seqs[i];
-        bool any = false;
+        bool any = seq->n_pages > n_left;
         for (uint32_t p = 0; p < seq->n_pages && !any; p++)
-            any = is_host(plan, seq->page_begin + p);
+            any = is_host(step, seq->page_begin + p);
         stream->is_streamed[i] = any;
+        if (stream->is_widened && !any)
+            n_left -= seq->n_pages;
     }
     for (uint32_t i = 0; i < plan->n_seqs && !stream->overlaps; i++) {
         if (!stream->is_streamed[i])
@@ -289,7 +314,8 @@ qk_status qkc_stream_build(qkc_step *step, bool is_decode)
         d.index = stream->n_seqs++;
         d.n_keys = d.seq->start + d.seq->n_rows;
         d.unit_pages = (is_decode ? qkc_attend_decode_piece_keys(d.n_keys) : QK_SPAN_TOKENS) / QK_PAGE_TOKENS;
-        d.n_slots = (uint32_t)std::min(ctx->ring.part_bytes / slice, (uint64_t)UINT32_MAX);
+        d.n_slots = (uint32_t)std::min(ctx->ring.part_bytes / layout->layer_stride, (uint64_t)UINT32_MAX);
+        d.n_widened = stream->is_widened ? ctx->widened.n_pages : UINT32_MAX;
         stream->seqs[d.index].seq = i;
         stream->seqs[d.index].n_parts = 1;
         if (!is_decode)
@@ -300,7 +326,8 @@ qk_status qkc_stream_build(qkc_step *step, bool is_decode)
     }
     if (stream->overlaps)
         return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, cudaSuccess,
-            "step: two sequences share entries of the page table, some of them of pages in host memory");
+            "step: two sequences share entries of the page table, some of them of int8 pages or in host "
+            "memory");
     return QK_OK;
 }
 
@@ -393,6 +420,8 @@ cudaError_t qkc_stream_begin(qkc_step *step, uint32_t n_layers)
     qkc_ring *ring = &ctx->ring;
     const cudaStream_t compute = backend_of(ctx)->streams[QK_STREAM_COMPUTE];
     stream->n_layers = n_layers;
+    if (stream->n_groups == 0)
+        return cudaSuccess;
     cudaError_t code = cudaMemcpyAsync(ring->places, stream->places,
         step->plan.n_pages * sizeof(*stream->places), cudaMemcpyHostToDevice, compute);
     if (code == cudaSuccess && stream->n_scattered > 0)
@@ -412,6 +441,8 @@ cudaError_t qkc_stream_place(const qkc_launch *launch, qkc_step *step, uint32_t 
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_kv_layout *layout = qkc_layout_of(ctx, step->plan.kv_class);
     const uint32_t n_pages = step->plan.n_pages;
+    if (step->stream.n_groups == 0)
+        return cudaSuccess;
     return qkc_start(launch, place_pages, dim3((n_pages + PLACE_THREADS - 1) / PLACE_THREADS),
         dim3(PLACE_THREADS), 0, ctx->plan.pages, (const qkc_place *)ctx->ring.places, n_pages,
         (uint64_t)(uintptr_t)ctx->ring.memory, ctx->ring.part_bytes, layout->layer_stride,

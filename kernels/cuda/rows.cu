@@ -1,5 +1,5 @@
 /* rows.cu: what touches one row at a time: the head of a step (plan, embedding, RoPE tables), RMSNorm into bf16, norm
- * and rotation of heads with the write of keys and values, SiLU times up.
+ * and rotation of heads with the write of keys and values (as bf16, or quantised: kv-int8.h), SiLU times up.
  *
  * Invariants
  *  1. Host memory is read with ld.volatile (never cached). A read over PCIe takes one to two microseconds, many at once
@@ -17,9 +17,10 @@
  *   prepare   1 row: 5 KB of embedding; latency bound: PCIe read, slot, embedding row: about 4 us
  *             2048 rows: 64 KB over PCIe; 10 MB read, 22 MB written: 8 us behind the PCIe read
  *   rms_norm  2048 rows: 21 MB read, 10.5 MB written: 7.7 us
- *   heads     2048 rows: 25 MB read, 25 MB written: 12.3 us
+ *   heads     2048 rows: 25 MB read, 25 MB written: 12.3 us; int8 pages: 21 MB written: 11.3 us
  *   silu_mul  2048 rows: 80 MB read, 40 MB written: 29 us */
 #include "kernels/cuda/cuda-ops.h"
+#include "kernels/cuda/kv-int8.h"
 #include <float.h>
 
 #define PREPARE_THREADS      512u
@@ -447,19 +448,49 @@ static __device__ __forceinline__ void turn_head(
     }
 }
 
-/* Where the row's key of kv head 0 goes. */
-static __device__ __forceinline__ uint64_t key_address(const qkc_heads_args &a, uint32_t row)
+/* Where a row's keys and values go. */
+typedef struct {
+    uint64_t keys;  /* of kv head 0 in its page */
+    uint32_t token; /* in the page */
+} row_place;
+
+static __device__ __forceinline__ row_place place_of(const qkc_heads_args &a, uint32_t row)
 {
     const uint32_t position = a.plan.position[row];
     const qk_seq *seq = &a.plan.seqs[a.plan.row_seq[row]];
-    return a.plan.pages[seq->page_begin + position / QK_PAGE_TOKENS] + a.layer * a.layout.layer_stride +
-           position % QK_PAGE_TOKENS * (uint64_t)a.layout.token_stride;
+    return {
+        a.plan.pages[seq->page_begin + position / QK_PAGE_TOKENS] + a.layer * a.layout.layer_stride,
+        position % QK_PAGE_TOKENS,
+    };
+}
+
+/* A head's scale, by the LANES that hold it: also called for what is not stored. */
+template <uint32_t LANES> static __device__ __forceinline__ uint16_t scale_of(const float v[8])
+{
+    uint32_t size = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        size = max(size, qkc_i8_size(v[i]));
+#pragma unroll
+    for (uint32_t delta = LANES / 2; delta > 0; delta /= 2)
+        size = max(size, __shfl_xor_sync(0xffffffffu, size, delta));
+    return qkc_i8_scale(size);
+}
+
+static __device__ __forceinline__ uint2 quantise8(const float v[8], uint16_t scale)
+{
+    const float s = qkc_i8_float(scale);
+    uint32_t word[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        word[i / 4] |= qkc_i8_value(v[i], s) << i % 4 * 8;
+    return make_uint2(word[0], word[1]);
 }
 
 /* A block is a row; DIM / 8 lanes are a head, each with 8 elements side by side. A lane's elements lie at the same place
  * of every head it works on, so it reads its cosines and sines once. Element d turns with element d +- DIM / 2, which
  * the lane DIM / 16 away holds. A head is read while the one before it is worked on. */
-template <uint32_t DIM, bool BF16>
+template <uint32_t DIM, bool BF16, bool I8>
 static __global__ void __launch_bounds__(HEADS_THREADS) heads_kernel(const __grid_constant__ qkc_heads_args a)
 {
     constexpr uint32_t LANES = DIM / 8, STRIDE = HEADS_THREADS / LANES, HALF = DIM / 2;
@@ -481,7 +512,8 @@ static __global__ void __launch_bounds__(HEADS_THREADS) heads_kernel(const __gri
 #pragma unroll
         for (int i = 0; i < 8; i++)
             sine[i] = -sine[i];
-    const uint64_t key_to = key_address(a, r) + at * sizeof(qkc_bf16);
+    const row_place place = place_of(a, r);
+    const uint64_t offset = place.token * (uint64_t)a.layout.token_stride + at * (I8 ? 1 : sizeof(qkc_bf16));
 
     /* All lanes of a warp stay in the loop: shuffles take every lane of a head, and heads share warps. */
     const uint32_t n_rounds = (n_all + STRIDE - 1) / STRIDE;
@@ -492,15 +524,36 @@ static __global__ void __launch_bounds__(HEADS_THREADS) heads_kernel(const __gri
         if (h + STRIDE < n_all)
             next = load_raw8<BF16>(a, row_at + (h + STRIDE) * DIM);
         turn_head<LANES>(turned, v, (is_k ? a.k_norm : a.q_norm) + at, a.eps, cosine, sine);
+        if (!is_v)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                v[i] = turned[i];
+        const uint16_t scale = I8 ? scale_of<LANES>(v) : 0;
         if (h >= n_all)
             continue;
-        if (is_v)
-            *(uint4 *)(key_to + (h - n_qk) * a.layout.head_stride + a.layout.v_offset) = pack8(v);
-        else if (is_k)
-            *(uint4 *)(key_to + (h - a.n_heads) * a.layout.head_stride) = pack8(turned);
-        else
-            *(uint4 *)(a.q + ((size_t)r * a.n_heads + h) * DIM + at) = pack8(turned);
+        if (!is_v && !is_k) {
+            *(uint4 *)(a.q + ((size_t)r * a.n_heads + h) * DIM + at) = pack8(v);
+            continue;
+        }
+        const uint64_t to = place.keys + (h - (is_v ? n_qk : a.n_heads)) * a.layout.head_stride +
+                            (is_v ? a.layout.v_offset : 0);
+        if (I8) {
+            *(uint2 *)(to + offset) = quantise8(v, scale);
+            if (at == 0)
+                *(uint16_t *)(to + a.layout.scale_offset + place.token * sizeof(uint16_t)) = scale;
+        } else {
+            *(uint4 *)(to + offset) = pack8(v);
+        }
     }
+}
+
+typedef void (*heads_function)(qkc_heads_args);
+
+template <uint32_t DIM> static heads_function heads_of(bool bf16, bool is_int8)
+{
+    if (is_int8)
+        return bf16 ? heads_kernel<DIM, true, true> : heads_kernel<DIM, false, true>;
+    return bf16 ? heads_kernel<DIM, true, false> : heads_kernel<DIM, false, false>;
 }
 
 cudaError_t qkc_heads(const qkc_launch *launch, const qkc_heads_args *args)
@@ -508,16 +561,14 @@ cudaError_t qkc_heads(const qkc_launch *launch, const qkc_heads_args *args)
     const qk_kv_layout *layout = &args->layout;
     const uint64_t strides =
         layout->token_stride | layout->v_offset | layout->head_stride | layout->layer_stride;
-    const bool bf16 = args->qkv_bf16 != NULL;
-    if ((args->head_dim != 64 && args->head_dim != 128) || layout->dtype != QK_BF16 || strides % 16 != 0 ||
-        bf16 == (args->qkv_f32 != NULL))
+    const bool bf16 = args->qkv_bf16 != NULL, is_int8 = layout->dtype == QK_I8;
+    if ((args->head_dim != 64 && args->head_dim != 128) || (layout->dtype != QK_BF16 && !is_int8) ||
+        strides % 16 != 0 || layout->scale_offset % 2 != 0 || bf16 == (args->qkv_f32 != NULL))
         return cudaErrorInvalidValue;
     if (args->rows_max == 0)
         return cudaSuccess;
-    void (*kernel)(qkc_heads_args) = args->head_dim == 64
-                                         ? bf16 ? heads_kernel<64, true> : heads_kernel<64, false>
-                                     : bf16 ? heads_kernel<128, true>
-                                            : heads_kernel<128, false>;
+    const heads_function kernel =
+        args->head_dim == 64 ? heads_of<64>(bf16, is_int8) : heads_of<128>(bf16, is_int8);
     return qkc_start(launch, kernel, dim3(args->rows_max), dim3(HEADS_THREADS), 0, *args);
 }
 
