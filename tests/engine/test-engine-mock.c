@@ -160,8 +160,8 @@ static void test_lost(void)
                 g_assert_no_error(error);
                 et_generate(engine, &params, &got[i]);
                 g_assert_no_error(got[i].error);
-                /* Only what the host had a copy of, in whole pages, outlives the device. */
-                g_assert_cmpuint(got[i].receipt.n_reused % 16, ==, 0);
+                /* What the host had a copy of outlives the device, and no more than was said before. */
+                g_assert_cmpuint(got[i].receipt.n_reused, <, got[i].receipt.n_prompt);
             }
             et_assert_same(&got[i], &want[i]);
         }

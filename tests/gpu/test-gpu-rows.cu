@@ -50,7 +50,8 @@ struct Plan {
         qk_plan plan = {};
         plan.n_rows = counts.host[0], plan.n_seqs = counts.host[1];
         plan.n_pages = counts.host[2], plan.n_outputs = counts.host[3];
-        plan.tokens = tokens.host, plan.seqs = seqs.host, plan.pages = pages.host, plan.outputs = outputs.host;
+        plan.tokens = tokens.host, plan.seqs = seqs.host, plan.pages = pages.host,
+        plan.outputs = outputs.host;
         memset((void *)copies.host, 0xff, QKC_PLAN_READERS * sizeof(*copies.host));
         memset((void *)rows.host, 0xff, (rows_max + QKC_LINE_ROWS) * sizeof(*rows.host));
         qkc_write_rows(&plan, launch_rows, copies.host, rows.host);
