@@ -415,7 +415,8 @@ static uint32_t count_different(world *w, order o, uint32_t *n_compared)
     return n_different;
 }
 
-/* Two host pages that take each other's place must show: so what is compared above depends on them. */
+/* A host page with another page's content must show: so what is compared above depends on it. (Two that take each other's
+ * place need not: keys carry their positions, so only the order of a sum changes.) */
 static void test_mutation(world *w)
 {
     const uint64_t bytes = w->layout.page_bytes;
@@ -431,14 +432,17 @@ static void test_mutation(world *w)
             require_ok(
                 w->backend, run(w, steps[s].parts, steps[s].n, (qk_host_path)path, w->want), steps[s].name);
             memcpy(w->host.memory + 40 * bytes, w->copy + 150 * bytes, bytes);
-            memcpy(w->host.memory + 150 * bytes, w->copy + 40 * bytes, bytes);
             require_ok(
                 w->backend, run(w, steps[s].parts, steps[s].n, (qk_host_path)path, w->got), steps[s].name);
-            n_seen += memcmp(w->want, w->got, size) != 0;
+            const bool shows = memcmp(w->want, w->got, size) != 0;
+            if (!shows)
+                tap_note("%s, %s: another page's content does not show", steps[s].name,
+                    path == QK_HOST_READ ? "read in place" : "streamed");
+            n_seen += shows;
             n++;
         }
     }
-    tap_ok(n_seen == n, "%s, head_dim %u: two host pages swapped show in %u of %u steps", subject.name,
+    tap_ok(n_seen == n, "%s, head_dim %u: a page with another content shows in %u of %u steps", subject.name,
         w->source->desc.shape.head_dim, n_seen, n);
 }
 
