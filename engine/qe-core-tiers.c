@@ -87,6 +87,7 @@ void qe_core_set_cache(qe_core *core, qe_session_id id, const qe_cache_config *c
         t->cache = *cache; /* applied at the recovery */
     else
         qe_core_apply_cache(core, t, cache);
+    qe_core_disk_update(core, t);
     qe_stats_touch(core->stats);
 }
 
@@ -281,7 +282,9 @@ bool qe_core_make_room(qe_core *core, qe_timeline *t)
         return true;
     if (core->lost)
         return false;
-    return spill(core, t, ROOM_PAGES) > 0 || make_host_room(core, t);
+    if (spill(core, t, ROOM_PAGES) > 0 || make_host_room(core, t))
+        return true;
+    return qe_kv_pool_n_to_store(pool) > 0 && qe_core_disk_wait(core);
 }
 
 void qe_core_enforce_cap(qe_core *core, qe_timeline *t)
@@ -356,6 +359,7 @@ bool qe_core_move(qe_core *core)
             return false;
         }
     }
+    qe_core_disk_advance(core);
     if (landed)
         qe_stats_touch(core->stats);
     return true;
@@ -377,5 +381,5 @@ bool qe_core_wait_moves(qe_core *core)
             return true;
         }
     }
-    return false;
+    return qe_core_disk_wait_slab(core);
 }
