@@ -799,6 +799,7 @@ bool qe_core_advance(qe_core *core)
         return false;
     admit(core);
     bool submitted = !core->lost && submit_step(core);
+    core->landed = false;
     if (core->lost || !qe_core_move(core))
         return false;
     uint32_t n_in_flight = qe_steps_n_in_flight(core->steps);
@@ -813,6 +814,6 @@ bool qe_core_advance(qe_core *core)
         read_step(core);
         return !core->lost;
     }
-    /* With nothing to compute, copies are waited for: a request may wait for them, and the host gets its pages. */
-    return submitted || qe_core_wait_moves(core);
+    /* With nothing to compute, copies are waited for, but for those that have landed since the look for work: a request may wait for them, and the host gets its pages. */
+    return submitted || core->landed || qe_core_wait_moves(core);
 }

@@ -360,8 +360,10 @@ bool qe_core_move(qe_core *core)
         }
     }
     qe_core_disk_advance(core);
-    if (landed)
+    if (landed) {
+        core->landed = true;
         qe_stats_touch(core->stats);
+    }
     return true;
 }
 

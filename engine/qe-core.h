@@ -95,6 +95,7 @@ struct qe_core {
     /* Steps of sessions with pages off the device take long: they alternate with the others by time (ms). */
     double heavy_ms, light_ms_since;
     bool last_class;
+    bool landed; /* copies have, since it was last cleared: there may be something to compute */
 
     GHashTable *timelines; /* id -> qe_timeline, owned */
     GPtrArray *waiting;    /* qe_request by serial, borrowed: the timeline owns */

@@ -674,7 +674,7 @@ static void test_killed(void)
             g_assert_no_error(error);
             g_assert_cmpstr(line, ==, "turn");
         }
-        g_usleep(n_turns % 4 == 2 ? 1100 * 1000 : 0); /* an index may be replaced meanwhile */
+        g_usleep(n_turns % 8 == 2 ? 1100 * 1000 : 0); /* an index may be replaced meanwhile */
         g_subprocess_send_signal(child, SIGKILL);
         g_subprocess_wait(child, NULL, &error);
         g_assert_no_error(error);
