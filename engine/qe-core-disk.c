@@ -24,6 +24,7 @@
 #define WINDOW_BYTES (64ull << 20)                /* read or written at the same time */
 #define STOP_US      (3 * (gint64)G_USEC_PER_SEC) /* to write what is not there yet, at the end */
 #define WAIT_US      (2 * (gint64)G_USEC_PER_SEC) /* for one write, when its page's slot is wanted */
+#define VAIN_MAX     4u
 
 /* A conversation's file. */
 struct qe_core_file {
@@ -34,6 +35,7 @@ struct qe_core_file {
     bool reading;                 /* from the open until the last page that is wanted is there */
     bool stuck;                   /* a write failed: none before the next turn */
     bool waits;                   /* for a slab of host memory */
+    uint32_t n_vain;              /* looks for one in a row while none was being made */
     GArray *pages;                /* qe_kv_disk_page: its list, pages asked to be written included */
     uint32_t n_agreed;            /* so many pages of it are known to be the session's */
     uint32_t n_wanted, next_read; /* pages that are brought back; the next to ask for */
@@ -139,7 +141,7 @@ static void take_back(qe_core *core, disk_tag *tag, qe_kv_disk_status status, ui
     if (tag->op == QE_KV_DISK_WRITE) {
         qe_kv_page_unpin(pool_of(core), tag->page);
         disk->n_writing--;
-        f->stuck |= !ok && status != QE_KV_DISK_DROPPED && status != QE_KV_DISK_INVALID;
+        f->stuck |= !ok && status != QE_KV_DISK_DROPPED;
     } else if (tag->op == QE_KV_DISK_READ) {
         qe_kv_page_import_done(pool_of(core), tag->page, ok);
         f->n_reading--;
@@ -207,6 +209,7 @@ static void read_pages(qe_core *core, struct qe_core_file *f)
         switch (qe_kv_pool_import(pool_of(core), &p->parent, p->ids, &page, &bytes)) {
         case QE_IMPORT_TAKEN:
             f->n_reading++;
+            f->n_vain = 0;
             qe_kv_disk_read(core->disk->store, f->file, f->next_read, &p->key, bytes,
                 tag_new(core->disk, f, QE_KV_DISK_READ, page));
             break;
@@ -233,7 +236,7 @@ bool qe_core_disk_wait_slab(qe_core *core)
 {
     GHashTableIter iter;
     void *value;
-    bool any = false;
+    bool any = false, came = false;
     if (!core->disk || core->lost)
         return false;
     g_hash_table_iter_init(&iter, core->timelines);
@@ -241,7 +244,9 @@ bool qe_core_disk_wait_slab(qe_core *core)
         struct qe_core_file *f = ((qe_timeline *)value)->disk;
         if (!f || !f->waits)
             continue;
-        if (!qe_kv_pool_wait_host_slab(pool_of(core))) /* none is being made: what there is has to do */
+        if (!any)
+            came = qe_kv_pool_wait_host_slab(pool_of(core));
+        if (!came && ++f->n_vain == VAIN_MAX) /* none is being made: what there is has to do */
             f->n_wanted = f->next_read;
         f->waits = false;
         any = true;
@@ -399,6 +404,15 @@ void qe_core_disk_begin_turn(qe_timeline *t)
         t->disk->n_agreed = 0;
         t->disk->stuck = false;
     }
+}
+
+void qe_core_disk_distrust(qe_core *core, qe_timeline *t)
+{
+    if (!t->disk || !t->disk->opened)
+        return;
+    qe_kv_disk_truncate(core->disk->store, t->disk->file, 0);
+    cut_list(t->disk, 0);
+    t->disk->stuck = true;
 }
 
 void qe_core_disk_leave(qe_core *core, qe_timeline *t)

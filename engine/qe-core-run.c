@@ -672,6 +672,7 @@ static void fail_numeric(qe_core *core, qe_request *request)
     GError *error = g_error_new(QE_ERROR, QE_ERROR_NUMERIC, "The model gave an invalid number at token %u",
         qe_session_n_ids(session));
     qe_session_uncache(session, 0);
+    qe_core_disk_distrust(core, request->timeline);
     qe_core_finish(core, request, QE_FINISH_ERROR, error);
 }
 

@@ -5,7 +5,8 @@
  *   2. pages of idle sessions that the host has too: oldest session first, from its end; those that sessions share later
  *   3. copies to the host that are on their way are waited for, and 2 again
  *   4. the session's own oldest pages, when its mode is tiered: they are attended to in host memory
- *   5. pages of idle sessions that only the device has: those sessions compute them again (qe_core_drop_oldest)
+ *   5. host pages that are being written to the disk are waited for
+ *   6. pages of idle sessions that only the device has: those sessions compute them again (qe_core_drop_oldest)
  * Never: what running sessions of other requests hold, and what is being loaded.
  *
  * Invariant: pages move only here and in the pool; a plan is filled after the moves of its round. */

@@ -635,13 +635,14 @@ void qe_core_generate(qe_core *core, qe_request *request)
     } else {
         t = find_timeline(core, request->session_id);
     }
+    if (t)
+        qe_core_disk_begin_turn(t);
     if (!t) {
         g_set_error(&error, QE_ERROR, QE_ERROR_NOT_FOUND, "There is no session %" G_GUINT64_FORMAT,
             request->session_id);
     } else if (t->broken) {
         error = g_error_copy(t->broken);
     } else if (qe_turn_prepare(core, t, request, &error)) {
-        qe_core_disk_begin_turn(t);
         request->timeline = t;
         request->serial = core->next_serial++;
         request->state = QE_REQUEST_QUEUED;

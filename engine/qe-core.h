@@ -156,6 +156,7 @@ void qe_core_disk_update(
     qe_core *core, qe_timeline *t); /* opens or closes its file as key and policy want it */
 void qe_core_disk_leave(qe_core *core, qe_timeline *t); /* its session is being closed: what it has is kept */
 void qe_core_disk_begin_turn(qe_timeline *t);           /* its ids may have changed anywhere */
+void qe_core_disk_distrust(qe_core *core, qe_timeline *t); /* its pages may be no good: those on disk go */
 void qe_core_disk_delete(qe_core *core, const char *key);
 void qe_core_disk_advance(qe_core *core);           /* takes what the store has done, asks it for more */
 bool qe_core_disk_is_reading(const qe_timeline *t); /* pages of it are on their way to the host tier */
