@@ -5,6 +5,7 @@
 #include <glib/gstdio.h>
 #include <signal.h>
 #include <string.h>
+#include "engine/qe-kv-pages.h"
 #include "kernels/qk-mock.h"
 #include "tests/engine/engine-test.h"
 
@@ -201,6 +202,94 @@ static void rewrite(const char *path, gsize flip, gsize cut_to)
     if (flip < n)
         bytes[flip] ^= 0x40;
     g_assert_true(g_file_set_contents(path, bytes, (gssize)MIN(n, cut_to), NULL));
+}
+
+/* ---- The pool's side ---- */
+
+static void check_pool(const qe_kv_pool *pool, const qe_page *held, uint32_t n)
+{
+    g_autoptr(GError) error = NULL;
+    g_autofree uint32_t *counts = g_new0(uint32_t, qe_kv_pool_n_pages(pool) + 1);
+    for (uint32_t i = 0; i < n; i++)
+        counts[held[i]]++;
+    qe_kv_pool_check(pool, counts, &error);
+    g_assert_no_error(error);
+}
+
+/* Imports are nobody's until they are done; pinned pages keep their slots whatever becomes of them. */
+static void test_pool(void)
+{
+    enum { BYTES = 4096, N_HOST = 4 };
+    g_autoptr(GError) error = NULL;
+    use_backend(false);
+    qe_backend_opener opener = {.name = (char *)"cpu", .n_threads = 1};
+    qk_backend *backend = qe_backend_open(&opener, false, &error);
+    g_assert_no_error(error);
+    qk_kv_layout layout = {.dtype = QK_BF16, .page_bytes = BYTES};
+    qe_kv_pool *pool = qe_kv_pool_new(backend, &layout, 8, 8, false);
+    qe_kv_pool_add_host(pool, N_HOST, N_HOST, false, NULL, NULL);
+    uint32_t ids[6][16];
+    qe_page pages[6];
+    void *bytes[6];
+    for (uint32_t i = 0; i < 6; i++) {
+        for (uint32_t k = 0; k < 16; k++)
+            ids[i][k] = i * 100 + k;
+    }
+    for (uint32_t i = 0; i < N_HOST; i++) {
+        g_assert_cmpint(qe_kv_pool_import(pool, NULL, ids[i], &pages[i], &bytes[i]), ==, QE_IMPORT_TAKEN);
+        memset(bytes[i], (int)i + 1, BYTES);
+        g_assert_cmpuint(qe_kv_pool_find(pool, NULL, ids[i]), ==, QE_PAGE_NONE);
+        check_pool(pool, NULL, 0);
+    }
+    g_assert_cmpint(qe_kv_pool_import(pool, NULL, ids[4], &pages[4], &bytes[4]), ==, QE_IMPORT_FULL);
+    qe_kv_page_import_done(pool, pages[0], true);
+    qe_kv_page_import_done(pool, pages[1], true);
+    qe_kv_page_import_done(pool, pages[2], false);
+    check_pool(pool, NULL, 0);
+    g_assert_cmpuint(qe_kv_pool_find(pool, NULL, ids[2]), ==, QE_PAGE_NONE);
+    g_assert_cmpint(qe_kv_pool_import(pool, NULL, ids[0], &pages[4], &bytes[4]), ==, QE_IMPORT_EXISTS);
+
+    /* A page that somebody computed while it was being read stays the one. */
+    qe_page mine, found;
+    g_assert_true(qe_kv_page_alloc(pool, &mine, &error));
+    qe_kv_page_seal(pool, mine);
+    g_assert_cmpuint(qe_kv_page_publish(pool, mine, NULL, ids[3]), ==, mine);
+    qe_kv_page_import_done(pool, pages[3], true);
+    found = qe_kv_pool_find(pool, NULL, ids[3]);
+    g_assert_cmpuint(found, ==, mine);
+    check_pool(pool, (qe_page[]){mine, mine}, 2);
+    qe_kv_page_unref(pool, found);
+
+    /* Pinned: neither evicted nor unsealed, and its bytes stay when nothing names it any more. */
+    found = qe_kv_pool_find(pool, NULL, ids[0]);
+    g_assert_cmpuint(found, ==, pages[0]);
+    const uint8_t *host = qe_kv_page_host(pool, found);
+    g_assert_cmpuint(host[0], ==, 1);
+    qe_kv_page_pin(pool, found);
+    qe_kv_page_pin(pool, found);
+    qe_kv_page_unref(pool, found);
+    check_pool(pool, &mine, 1);
+    g_assert_cmpuint(qe_kv_pool_n_host_available(pool), ==, N_HOST - 1);
+    g_assert_cmpuint(qe_kv_pool_evict_cached_host(pool, 10), ==, 1);
+    g_assert_cmpuint(qe_kv_pool_find(pool, NULL, ids[1]), ==, QE_PAGE_NONE);
+    qe_kv_page_unpin(pool, found);
+    /* The device's own page of that name takes it over. */
+    g_assert_true(qe_kv_page_alloc(pool, &pages[1], &error));
+    qe_kv_page_seal(pool, pages[1]);
+    g_assert_cmpuint(qe_kv_page_publish(pool, pages[1], NULL, ids[0]), ==, pages[1]);
+    check_pool(pool, (qe_page[]){mine, pages[1]}, 2);
+    g_assert_cmpuint(qe_kv_pool_n_host_available(pool), ==, N_HOST - 1);
+    g_assert_cmpuint(host[BYTES - 1], ==, 1);
+    qe_kv_page_unpin(pool, found);
+    check_pool(pool, (qe_page[]){mine, pages[1]}, 2);
+    g_assert_cmpuint(qe_kv_pool_n_host_available(pool), ==, N_HOST);
+    qe_kv_counters counters;
+    qe_kv_pool_get_counters(pool, &counters);
+    g_assert_cmpuint(counters.n_found_imported, ==, 1);
+    qe_kv_page_unref(pool, mine);
+    qe_kv_page_unref(pool, pages[1]);
+    qe_kv_pool_free(pool);
+    qk_backend_free(backend);
 }
 
 /* ---- Tests ---- */
@@ -700,6 +789,7 @@ int main(int argc, char **argv)
         return run_child(argv[2]);
     program = argv[0];
     g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/engine/disk/pool", test_pool);
     g_test_add_func("/engine/disk/restart/cpu", test_restart_cpu);
     g_test_add_func("/engine/disk/restart/mock", test_restart_mock);
     g_test_add_func("/engine/disk/history", test_history);
