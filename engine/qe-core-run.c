@@ -283,7 +283,9 @@ static void restore(qe_core *core, qe_request *request)
     }
     request->restoring = qe_session_n_loading(t->session) > 0;
     request->restore_begun = g_get_monotonic_time();
-    request->receipt.n_restored_host += n * QK_PAGE_TOKENS;
+    /* What came from the disk just now came by way of the host. */
+    uint32_t n_disk = request->reuse_counted ? 0 : request->receipt.n_restored_disk;
+    request->receipt.n_restored_host += n * QK_PAGE_TOKENS - MIN(n * QK_PAGE_TOKENS, n_disk);
     request->receipt.n_on_host =
         (qe_session_n_off_device(t->session) - qe_session_n_loading(t->session)) * QK_PAGE_TOKENS;
 }
@@ -298,6 +300,17 @@ static bool is_restoring(qe_request *request)
     return request->restoring;
 }
 
+/* Goes on from pages found by name. Returns the tokens gained; @n_disk: those of them whose pages came from the disk. */
+static uint32_t adopt(qe_timeline *t, uint32_t keep, uint32_t *n_disk)
+{
+    qe_kv_counters before, after;
+    qe_kv_pool_get_counters(qe_session_pool(t->session), &before);
+    uint32_t n = qe_session_adopt(t->session, keep);
+    qe_kv_pool_get_counters(qe_session_pool(t->session), &after);
+    *n_disk = (uint32_t)(after.n_found_imported - before.n_found_imported) * QK_PAGE_TOKENS;
+    return n;
+}
+
 static void start(qe_core *core, qe_request *request)
 {
     qe_timeline *t = request->timeline;
@@ -310,14 +323,15 @@ static void start(qe_core *core, qe_request *request)
         keep = MIN(keep, request->eval_first);
     if (qe_session_n_cached(t->session) > keep)
         qe_session_uncache(t->session, keep);
-    uint32_t n_shared = request->no_reuse ? 0 : qe_session_adopt(t->session, keep);
+    uint32_t n_disk = 0, n_shared = request->no_reuse ? 0 : adopt(t, keep, &n_disk);
+    request->receipt.n_restored_disk += n_disk;
     qe_session_set_run(t->session, promised_tokens(core, request));
     restart(request);
     restore(core, request);
     if (core->lost)
         return;
     if (!request->reuse_counted)
-        request->receipt.n_shared = n_shared;
+        request->receipt.n_shared = n_shared - n_disk;
     count_reuse(t, request);
     for (uint32_t slot = 0; slot < QE_RUNNING_MAX; slot++) {
         if (!core->slot_used[slot]) {
@@ -338,13 +352,28 @@ static void start(qe_core *core, qe_request *request)
     qe_stats_touch(core->stats);
 }
 
-/* First come, first served: nobody overtakes a request that waits for pages, except one whose reader is away. */
+/* Whether its conversation's pages are still being read from the disk. The look after they are there notes the time. */
+static bool waits_for_disk(qe_request *request)
+{
+    gint64 now = g_get_monotonic_time();
+    if (qe_core_disk_is_reading(request->timeline)) {
+        if (request->disk_begun == 0)
+            request->disk_begun = now;
+        return true;
+    }
+    request->receipt.restore_ms += ms_between(request->disk_begun, now);
+    request->disk_begun = 0;
+    return false;
+}
+
+/* First come, first served: nobody overtakes a request that waits for pages, except one whose reader is away or whose pages
+ * are on their way from the disk. */
 static void admit(qe_core *core)
 {
     bool changed = false;
     for (guint i = 0; i < core->waiting->len && core->running->len < QE_RUNNING_MAX;) {
         qe_request *request = core->waiting->pdata[i];
-        if (qe_outbox_is_full(request->outbox)) {
+        if (qe_outbox_is_full(request->outbox) || waits_for_disk(request)) {
             i++;
             continue;
         }
@@ -646,6 +675,7 @@ static void fail_numeric(qe_core *core, qe_request *request)
     GError *error = g_error_new(QE_ERROR, QE_ERROR_NUMERIC, "The model gave an invalid number at token %u",
         qe_session_n_ids(session));
     qe_session_uncache(session, 0);
+    qe_core_disk_distrust(core, request->timeline);
     qe_core_finish(core, request, QE_FINISH_ERROR, error);
 }
 
@@ -773,6 +803,7 @@ bool qe_core_advance(qe_core *core)
         return false;
     admit(core);
     bool submitted = !core->lost && submit_step(core);
+    core->landed = false;
     if (core->lost || !qe_core_move(core))
         return false;
     uint32_t n_in_flight = qe_steps_n_in_flight(core->steps);
@@ -787,6 +818,6 @@ bool qe_core_advance(qe_core *core)
         read_step(core);
         return !core->lost;
     }
-    /* With nothing to compute, copies are waited for: a request may wait for them, and the host gets its pages. */
-    return submitted || qe_core_wait_moves(core);
+    /* With nothing to compute, copies are waited for, but for those that have landed since the look for work: a request may wait for them, and the host gets its pages. */
+    return submitted || core->landed || qe_core_wait_moves(core);
 }

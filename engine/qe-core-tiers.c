@@ -5,7 +5,8 @@
  *   2. pages of idle sessions that the host has too: oldest session first, from its end; those that sessions share later
  *   3. copies to the host that are on their way are waited for, and 2 again
  *   4. the session's own oldest pages, when its mode is tiered: they are attended to in host memory
- *   5. pages of idle sessions that only the device has: those sessions compute them again (qe_core_drop_oldest)
+ *   5. host pages that are being written to the disk are waited for
+ *   6. pages of idle sessions that only the device has: those sessions compute them again (qe_core_drop_oldest)
  * Never: what running sessions of other requests hold, and what is being loaded.
  *
  * Invariant: pages move only here and in the pool; a plan is filled after the moves of its round. */
@@ -87,6 +88,7 @@ void qe_core_set_cache(qe_core *core, qe_session_id id, const qe_cache_config *c
         t->cache = *cache; /* applied at the recovery */
     else
         qe_core_apply_cache(core, t, cache);
+    qe_core_disk_update(core, t);
     qe_stats_touch(core->stats);
 }
 
@@ -281,7 +283,9 @@ bool qe_core_make_room(qe_core *core, qe_timeline *t)
         return true;
     if (core->lost)
         return false;
-    return spill(core, t, ROOM_PAGES) > 0 || make_host_room(core, t);
+    if (spill(core, t, ROOM_PAGES) > 0 || make_host_room(core, t))
+        return true;
+    return qe_kv_pool_n_to_store(pool) > 0 && qe_core_disk_wait(core);
 }
 
 void qe_core_enforce_cap(qe_core *core, qe_timeline *t)
@@ -358,8 +362,11 @@ bool qe_core_move(qe_core *core)
             return false;
         }
     }
-    if (landed)
+    qe_core_disk_advance(core);
+    if (landed) {
+        core->landed = true;
         qe_stats_touch(core->stats);
+    }
     return true;
 }
 
@@ -379,5 +386,5 @@ bool qe_core_wait_moves(qe_core *core)
             return true;
         }
     }
-    return false;
+    return qe_core_disk_wait_slab(core);
 }

@@ -19,7 +19,7 @@ G_STATIC_ASSERT(G_N_ELEMENTS(((qe_core *)0)->slot_used) == QE_RUNNING_MAX);
 static void timeline_free(void *data)
 {
     qe_timeline *t = data;
-    g_assert(t->request == NULL);
+    g_assert(t->request == NULL && t->disk == NULL);
     qe_session_free(t->session);
     g_clear_error(&t->broken);
     g_free(t->disk_key);
@@ -32,6 +32,7 @@ void qe_core_init(qe_core *core)
     core->waiting = g_ptr_array_new();
     core->running = g_ptr_array_new();
     core->page_counts = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    core->disk_deletes = g_ptr_array_new_with_free_func(g_free);
     core->next_temporary = UINT64_MAX;
 }
 
@@ -43,6 +44,9 @@ void qe_core_clear(qe_core *core)
     g_ptr_array_unref(core->waiting);
     g_ptr_array_unref(core->running);
     g_array_unref(core->page_counts);
+    g_ptr_array_unref(core->disk_deletes);
+    g_clear_pointer(&core->disk_dir, g_free);
+    g_clear_pointer(&core->disk_reason, g_free);
     g_clear_error(&core->lost);
     g_clear_pointer(&core->opener.name, g_free);
     g_clear_pointer(&core->opener.isa, g_free);
@@ -180,7 +184,7 @@ static bool check_budget(qe_core *core, GError **error)
 
 /* A page's bytes depend on the model, the layout, and the kernels that computed it: pages of one kind are never found by
  * a session of another. */
-static void set_seed(qe_core *core, qe_kv_pool *pool, const qk_kv_layout *l)
+static void set_seed(qe_core *core, qe_kv_pool *pool, const qk_kv_layout *l, uint8_t digest[32])
 {
     uint8_t fingerprint[QE_MODEL_FINGERPRINT_BYTES];
     qk_backend_info info;
@@ -195,8 +199,7 @@ static void set_seed(qe_core *core, qe_kv_pool *pool, const qk_kv_layout *l)
         l->page_bytes);
     g_checksum_update(sum, (const guchar *)text, (gssize)strlen(text));
     g_checksum_update(sum, fingerprint, sizeof fingerprint);
-    guint8 digest[32];
-    gsize n = sizeof digest;
+    gsize n = 32;
     g_checksum_get_digest(sum, digest, &n);
     qe_page_key seed;
     memcpy(seed.b, digest, sizeof seed.b);
@@ -219,7 +222,10 @@ static void make_pools(qe_core *core, uint32_t n_pages)
         core->pools[c] = qe_kv_pool_new(core->backend, layouts[c], (uint32_t)n, slab_pages, core->check);
         qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, slab_pages, !core->is_host,
             &core->device_ledger, &core->host_ledger);
-        set_seed(core, core->pools[c], layouts[c]);
+        uint8_t digest[32];
+        set_seed(core, core->pools[c], layouts[c], digest);
+        if (c == 0)
+            memcpy(core->digest, digest, sizeof core->digest);
     }
 }
 
@@ -345,6 +351,7 @@ bool qe_core_load(qe_core *core, qe_model *model, qe_tokenizer *tokenizer, qe_te
     core->tmpl = tmpl;
     qe_model_get_eos(model, qe_template_eos_id(tmpl), &core->eos);
     if (make_device(core, progress, user, error)) {
+        qe_core_disk_start(core);
         qe_stats_touch(core->stats);
         return true;
     }
@@ -358,6 +365,8 @@ void qe_core_unload(qe_core *core)
     qe_core_end_all(core, NULL);
     /* Steps first: pages may only go when no step in flight touches their slabs. */
     g_clear_pointer(&core->steps, qe_steps_free);
+    qe_core_disk_stop(core);
+    g_clear_pointer(&core->disk_reason, g_free);
     g_hash_table_remove_all(core->timelines);
     free_pools(core);
     free_device(core);
@@ -452,6 +461,7 @@ bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError 
     qe_kv_pool *old[QE_KV_CLASSES];
     qk_kv_layout layout = core->params.layout, layout_1 = core->params.layout_1;
     g_autofree char *numerics = g_strdup(core->numerics);
+    qe_core_disk_stop(core);
     memcpy(old, core->pools, sizeof old);
     memset(core->pools, 0, sizeof core->pools);
     if (!make_device(core, progress, user, error)) {
@@ -478,6 +488,7 @@ bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError 
         qe_cache_config config = t->cache;
         qe_core_apply_cache(core, t, &config);
     }
+    qe_core_disk_start(core);
     qe_stats_touch(core->stats);
     return true;
 }
@@ -518,6 +529,7 @@ void qe_core_open(qe_core *core, qe_session_id id, const qe_cache_config *cache,
         return;
     qe_timeline *t = qe_core_add_timeline(core, id, cache);
     t->disk_key = g_strdup(disk_key);
+    qe_core_disk_update(core, t);
     if (cache->mode == QE_CACHE_TIERED_INT8 && !core->pools[1])
         g_set_error(&t->broken, QE_ERROR, QE_ERROR_UNSUPPORTED,
             "The cache mode tiered-int8 is not offered here: %s",
@@ -577,6 +589,7 @@ void qe_core_close(qe_core *core, qe_session_id id)
         return;
     if (t->request)
         qe_core_finish(core, t->request, QE_FINISH_CANCELLED, NULL);
+    qe_core_disk_leave(core, t);
     g_hash_table_remove(core->timelines, &id);
     core->trim_due = true;
     qe_stats_touch(core->stats);
@@ -622,6 +635,8 @@ void qe_core_generate(qe_core *core, qe_request *request)
     } else {
         t = find_timeline(core, request->session_id);
     }
+    if (t)
+        qe_core_disk_begin_turn(t);
     if (!t) {
         g_set_error(&error, QE_ERROR, QE_ERROR_NOT_FOUND, "There is no session %" G_GUINT64_FORMAT,
             request->session_id);
@@ -738,6 +753,8 @@ bool qe_core_publish(qe_core *core)
     }
     qsort(sessions, n, sizeof *sessions, compare_sessions);
     look_at_device(core);
+    qe_stats_disk disk;
+    qe_core_disk_describe(core, &disk);
     qe_stats_input input = {
         .pools = core->pools,
         .is_host = !core->backend || core->is_host,
@@ -749,6 +766,7 @@ bool qe_core_publish(qe_core *core)
         .sessions = sessions,
         .n_running = core->running->len,
         .n_queued = core->waiting->len,
+        .disk = &disk,
     };
     return qe_stats_publish(core->stats, &input);
 }

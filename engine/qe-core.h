@@ -30,17 +30,19 @@ typedef struct qe_timeline {
     uint64_t last_used;  /* the core's clock: idle sessions give their pages oldest first */
     uint32_t
         n_computed; /* the first n ids had their KV computed at some time: what lies past n_cached is recomputed */
-    qe_cache_config cache; /* as asked for */
-    qe_cache_mode mode;    /* what that comes to; AUTO: not applied yet */
-    char *disk_key;        /* may be NULL */
-    uint32_t kv_class;     /* of its pages: the session is bound to that pool */
-    bool mode_changed;     /* since the last turn, and what was cached went */
-    bool evicted;          /* pages were given up since the last turn */
-    GError *broken;        /* the fork that should have made it failed; its first request says so */
-    bool temporary;        /* an eval without a session */
+    qe_cache_config cache;     /* as asked for */
+    qe_cache_mode mode;        /* what that comes to; AUTO: not applied yet */
+    char *disk_key;            /* may be NULL */
+    struct qe_core_file *disk; /* of qe-core-disk.c: its pages are kept on disk; NULL: not */
+    uint32_t kv_class;         /* of its pages: the session is bound to that pool */
+    bool mode_changed;         /* since the last turn, and what was cached went */
+    bool evicted;              /* pages were given up since the last turn */
+    GError *broken;            /* the fork that should have made it failed; its first request says so */
+    bool temporary;            /* an eval without a session */
 } qe_timeline;
 
 typedef struct qe_core qe_core;
+typedef struct qe_core_disk qe_core_disk;
 
 /* What the core tells its owner, on the engine thread. */
 typedef struct {
@@ -60,6 +62,8 @@ struct qe_core {
     uint64_t host_bytes_wanted; /* 0: a default, 1: none */
     uint64_t ring_bytes;        /* on a device with memory of its own */
     qe_host_path host_path;
+    char *disk_dir;          /* NULL: no disk tier */
+    uint64_t disk_bytes_max; /* its quota */
     uint32_t context_wanted, step_rows_wanted, step_ms_shared, step_ms_alone;
     bool check;
 
@@ -73,7 +77,11 @@ struct qe_core {
     qe_kv_ledger device_ledger, host_ledger; /* what the pools share */
     uint32_t context_max;                    /* tokens */
     uint32_t step_rows_max;
-    uint64_t host_bytes; /* budget of the host tier; 0: there is none */
+    uint64_t host_bytes;     /* budget of the host tier; 0: there is none */
+    uint8_t digest[32];      /* of all that the bytes of a class 0 page depend on */
+    qe_core_disk *disk;      /* NULL: there is none */
+    char *disk_reason;       /* why there is none although one was asked for */
+    GPtrArray *disk_deletes; /* char *: conversations to be deleted there once there is one */
     /* The device part. */
     qk_backend *backend;
     bool is_host;                           /* device memory is host memory */
@@ -87,6 +95,7 @@ struct qe_core {
     /* Steps of sessions with pages off the device take long: they alternate with the others by time (ms). */
     double heavy_ms, light_ms_since;
     bool last_class;
+    bool landed; /* copies have, since it was last cleared: there may be something to compute */
 
     GHashTable *timelines; /* id -> qe_timeline, owned */
     GPtrArray *waiting;    /* qe_request by serial, borrowed: the timeline owns */
@@ -138,6 +147,22 @@ void qe_core_enforce_cap(qe_core *core, qe_timeline *t); /* its device_tokens_ma
 uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed);
 bool qe_core_move(qe_core *core);       /* takes note of copies, enqueues those asked for; false: lost */
 bool qe_core_wait_moves(qe_core *core); /* waits for the oldest copy; false: none is on its way, or lost */
+
+/* The disk tier (qe-core-disk.c). */
+void qe_core_disk_start(qe_core *core); /* with the model's pools; no failure but a reason */
+void qe_core_disk_stop(
+    qe_core *core); /* before they go; waits a few seconds at most for what is to be written */
+void qe_core_disk_update(
+    qe_core *core, qe_timeline *t); /* opens or closes its file as key and policy want it */
+void qe_core_disk_leave(qe_core *core, qe_timeline *t); /* its session is being closed: what it has is kept */
+void qe_core_disk_begin_turn(qe_timeline *t);           /* its ids may have changed anywhere */
+void qe_core_disk_distrust(qe_core *core, qe_timeline *t); /* its pages may be no good: those on disk go */
+void qe_core_disk_delete(qe_core *core, const char *key);
+void qe_core_disk_advance(qe_core *core);           /* takes what the store has done, asks it for more */
+bool qe_core_disk_is_reading(const qe_timeline *t); /* pages of it are on their way to the host tier */
+bool qe_core_disk_wait(qe_core *core);      /* for a write to end, which frees a host page; false: none did */
+bool qe_core_disk_wait_slab(qe_core *core); /* for host memory that reads wait for; false: none does */
+void qe_core_disk_describe(const qe_core *core, qe_stats_disk *out);
 
 /* One round: cancels, resumes, admits, submits a step, reads a step. Returns false when there is nothing to do until a
  * command or a kick comes. Sets core->lost when the device is gone. */

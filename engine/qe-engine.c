@@ -196,6 +196,9 @@ static void run_command(qe_engine *self, qe_command *command)
     case QE_COMMAND_PREFETCH:
         qe_core_prefetch(&self->core, command->session);
         break;
+    case QE_COMMAND_DELETE_FILES:
+        qe_core_disk_delete(&self->core, command->disk_key);
+        break;
     case QE_COMMAND_GENERATE:
         qe_core_generate(&self->core, command->request);
         break;
@@ -239,12 +242,14 @@ static void *engine_thread(void *user)
             wake(self);
     }
     qe_core_end_all(&self->core, NULL);
-    /* Commands that came too late: their requests end as cancelled. */
+    /* Commands that came too late: their requests end as cancelled; what was to be deleted is. */
     for (qe_command *c; (c = qe_queue_pop(self->queue, false, 0));) {
         if (c->kind == QE_COMMAND_GENERATE) {
             qe_request *request = c->request;
             qe_outbox_finish(request->outbox, QE_FINISH_CANCELLED, &request->receipt, NULL);
             qe_request_unref(request);
+        } else if (c->kind == QE_COMMAND_DELETE_FILES) {
+            qe_core_disk_delete(&self->core, c->disk_key);
         }
         command_free(c);
     }
@@ -302,6 +307,8 @@ qe_engine *qe_engine_new_with_backend(
         .host_bytes_wanted = o->host_bytes_max,
         .ring_bytes = o->ring_bytes ? o->ring_bytes : QE_RING_BYTES_DEFAULT,
         .host_path = o->host_path,
+        .disk_dir = g_strdup(o->disk_dir),
+        .disk_bytes_max = o->disk_bytes_max,
         .memory_reserve = o->memory_reserve ? o->memory_reserve : QE_MEMORY_RESERVE_DEFAULT,
         .step_rows_wanted = o->step_rows_max,
         .step_ms_shared = o->step_ms_shared ? o->step_ms_shared : QE_STEP_MS_SHARED,
@@ -591,6 +598,15 @@ void qe_engine_close_session(qe_engine *self, qe_session_id session)
         command->session = session;
         post(self, command);
     }
+    qe_mutex_unlock(&self->lock);
+}
+
+void qe_engine_delete_session_files(qe_engine *self, const char *disk_key)
+{
+    qe_mutex_lock(&self->lock);
+    qe_command *command = command_new(QE_COMMAND_DELETE_FILES);
+    command->disk_key = g_strdup(disk_key);
+    post(self, command);
     qe_mutex_unlock(&self->lock);
 }
 

@@ -9,7 +9,8 @@
  * Invariants:
  *  1. A page in a move has both slots until the move has landed, whatever becomes of its references meanwhile.
  *  2. Moves of one kind land in order; `moves` has them oldest first.
- * So a copy never reads or writes a slot that somebody else has. */
+ * So a copy never reads or writes a slot that somebody else has. Who fills or reads host slots from outside (the disk
+ * tier) is no stream's: an import waits for COMPUTE before it hands its slot out, a pin keeps one as it is. */
 #include <string.h>
 #include "engine/qe-kv-pool.h"
 
@@ -78,7 +79,7 @@ bool qe_kv_page_drop_device(qe_kv_pool *pool, qe_page page)
 bool qe_kv_page_drop_host(qe_kv_pool *pool, qe_page page)
 {
     qe_page_info *info = info_of(pool, page);
-    if (info->device != COPY_READY || info->host != COPY_READY)
+    if (info->device != COPY_READY || info->host != COPY_READY || info->n_pins > 0)
         return false;
     qe_kv_slots_give(pool->host, info->host_slot);
     info->host = COPY_NONE;
@@ -109,7 +110,7 @@ uint32_t qe_kv_pool_evict_cached_host(qe_kv_pool *pool, uint32_t n)
     for (qe_page page = pool->oldest_cached; page != QE_PAGE_NONE && n_gone < n;) {
         qe_page next = pool->pages[page].newer;
         const qe_page_info *info = info_of(pool, page);
-        if (info->host == COPY_READY && info->device != COPY_MOVING) {
+        if (info->host == COPY_READY && info->device != COPY_MOVING && info->n_pins == 0) {
             qe_kv_pool_destroy_page(pool, page);
             pool->counters.n_evicted++;
             n_gone++;
@@ -366,8 +367,77 @@ uint32_t qe_kv_pool_n_host_available(const qe_kv_pool *pool)
         return 0;
     uint32_t n = qe_kv_slots_n_available(pool->host);
     for (qe_page page = pool->oldest_cached; page != QE_PAGE_NONE; page = pool->pages[page].newer)
-        n += pool->pages[page].host == COPY_READY && pool->pages[page].device != COPY_MOVING;
+        n += pool->pages[page].host == COPY_READY && pool->pages[page].device != COPY_MOVING &&
+             pool->pages[page].n_pins == 0;
     return n;
+}
+
+/* ---- From and to the outside ---- */
+
+qe_import qe_kv_pool_import(qe_kv_pool *pool, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS],
+    qe_page *page, void **bytes)
+{
+    qe_slot slot;
+    if (!parent)
+        parent = &pool->seed;
+    qe_page_key key = qe_page_key_child(parent, ids);
+    if (g_hash_table_contains(pool->index, &key))
+        return QE_IMPORT_EXISTS;
+    if (!take_host(pool, &slot))
+        return qe_kv_slots_n_available(pool->host) > 0 ? QE_IMPORT_WAIT : QE_IMPORT_FULL;
+    /* What a copy or a step that is in flight still reads there is not to be written over. Loads keep their slots. */
+    if (!pool->backend || !qe_kv_pool_wait_compute(pool)) {
+        qe_kv_slots_give(pool->host, slot);
+        return QE_IMPORT_FAILED;
+    }
+    *page = qe_kv_pool_take_page(pool);
+    qe_page_info *info = info_of(pool, *page);
+    info->state = QE_PAGE_SEALED;
+    info->host = COPY_MOVING;
+    info->host_slot = slot;
+    info->importing = true;
+    info->has_key = true;
+    info->key = key;
+    info->parent = *parent;
+    memcpy(info->ids, ids, sizeof info->ids);
+    pool->n_sealed++;
+    pool->n_importing++;
+    *bytes = qe_kv_slots_host(pool->host, slot);
+    return QE_IMPORT_TAKEN;
+}
+
+void qe_kv_page_import_done(qe_kv_pool *pool, qe_page page, bool ok)
+{
+    qe_page_info *info = info_of(pool, page);
+    g_assert(info->importing);
+    info->importing = false;
+    info->host = COPY_READY;
+    info->imported = true;
+    pool->n_importing--;
+    if (!ok || g_hash_table_contains(pool->index, &info->key)) { /* somebody computed it meanwhile */
+        qe_kv_pool_destroy_page(pool, page);
+        return;
+    }
+    qe_kv_pool_name(pool, page);
+    qe_kv_pool_cache_page(pool, page);
+}
+
+void qe_kv_page_pin(qe_kv_pool *pool, qe_page page)
+{
+    qe_page_info *info = info_of(pool, page);
+    g_assert(info->state == QE_PAGE_SEALED && info->host == COPY_READY);
+    pool->n_pinned += info->n_pins++ == 0;
+}
+
+void qe_kv_page_unpin(qe_kv_pool *pool, qe_page page)
+{
+    qe_page_info *info = info_of(pool, page);
+    g_assert(info->n_pins > 0);
+    if (--info->n_pins > 0)
+        return;
+    pool->n_pinned--;
+    if (info->dying)
+        qe_kv_pool_destroy_page(pool, page);
 }
 
 bool qe_kv_pool_wait_host_slab(qe_kv_pool *pool)

@@ -96,13 +96,14 @@ static void free_arrays(qe_kv_pool *pool)
     pool->n_pages = pool->n_tail = pool->n_sealed = pool->n_shared = pool->n_dying = pool->n_cached = 0;
     g_array_set_size(pool->to_store, 0);
     g_array_set_size(pool->to_load, 0);
-    pool->n_to_store = pool->n_moving = pool->n_loading = 0;
+    pool->n_to_store = pool->n_moving = pool->n_loading = pool->n_importing = pool->n_pinned = 0;
 }
 
 void qe_kv_pool_forget(qe_kv_pool *pool)
 {
     qe_kv_pool_clear_moves(pool);
     qk_backend *backend = pool->backend;
+    g_assert(pool->n_importing == 0 && pool->n_pinned == 0);
     qe_kv_slots_detach(pool->device);
     qe_kv_slots_attach(pool->device, backend);
     for (qe_page page = 0; pool->host && page < pool->n_pages; page++) {
@@ -120,6 +121,7 @@ void qe_kv_pool_free(qe_kv_pool *pool)
         ;
     qe_kv_pool_clear_moves(pool);
     g_assert(pool->n_tail == 0);
+    g_assert(pool->n_importing == 0 && pool->n_pinned == 0);
     g_assert(pool->n_sealed == pool->n_cached);
     free_arrays(pool);
     qe_kv_slots_free(pool->device);
@@ -161,7 +163,7 @@ void qe_kv_pool_detach(qe_kv_pool *pool)
         qe_page_info *info = &pool->pages[page];
         info->device = COPY_NONE;
         info->to_store = false;
-        if (info->host == COPY_MOVING) {
+        if (info->host == COPY_MOVING && !info->importing) {
             qe_kv_slots_give(pool->host, info->host_slot);
             info->host = COPY_NONE;
         }
@@ -195,7 +197,7 @@ bool qe_kv_pool_warm(qe_kv_pool *pool, GError **error)
 }
 
 /* Fills and copies of pages that are free by now may still be queued. */
-static bool wait_for_compute(qe_kv_pool *pool)
+bool qe_kv_pool_wait_compute(qe_kv_pool *pool)
 {
     qk_event *event = NULL;
     bool ok = qk_event_new(pool->backend, &event) == QK_OK &&
@@ -207,7 +209,7 @@ static bool wait_for_compute(qe_kv_pool *pool)
 uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept)
 {
     /* Asking first costs less than a wait for nothing. */
-    if (!qe_kv_slots_can_trim(pool->device, n_slabs_kept) || !wait_for_compute(pool))
+    if (!qe_kv_slots_can_trim(pool->device, n_slabs_kept) || !qe_kv_pool_wait_compute(pool))
         return 0;
     return qe_kv_slots_trim(pool->device, n_slabs_kept);
 }
@@ -220,7 +222,8 @@ void qe_kv_pool_prepare_host(qe_kv_pool *pool, uint64_t bytes)
 
 uint32_t qe_kv_pool_trim_host(qe_kv_pool *pool)
 {
-    if (!pool->host || pool->n_moving > 0 || !qe_kv_slots_can_trim(pool->host, 0) || !wait_for_compute(pool))
+    if (!pool->host || pool->n_moving > 0 || !qe_kv_slots_can_trim(pool->host, 0) ||
+        !qe_kv_pool_wait_compute(pool))
         return 0;
     return qe_kv_slots_trim(pool->host, 0);
 }
@@ -233,8 +236,7 @@ void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max)
 
 /* ---- Pages: taking ---- */
 
-/* A FREE page without any slot becomes TAIL with the device slot @slot. */
-static qe_page page_new(qe_kv_pool *pool, qe_slot slot)
+qe_page qe_kv_pool_take_page(qe_kv_pool *pool)
 {
     qe_page page = qe_free_map_lowest(&pool->free_pages);
     if (page == UINT32_MAX) {
@@ -250,14 +252,19 @@ static qe_page page_new(qe_kv_pool *pool, qe_slot slot)
     }
     qe_page_info *info = info_of(pool, page);
     g_assert(info->state == QE_PAGE_FREE && info->n_refs == 0);
-    *info = (qe_page_info){
-        .n_refs = 1,
-        .state = QE_PAGE_TAIL,
-        .device = COPY_READY,
-        .device_slot = slot,
-        .older = QE_PAGE_NONE,
-        .newer = QE_PAGE_NONE,
-    };
+    *info = (qe_page_info){.older = QE_PAGE_NONE, .newer = QE_PAGE_NONE};
+    return page;
+}
+
+/* A FREE page becomes TAIL with the device slot @slot. */
+static qe_page page_new(qe_kv_pool *pool, qe_slot slot)
+{
+    qe_page page = qe_kv_pool_take_page(pool);
+    qe_page_info *info = info_of(pool, page);
+    info->n_refs = 1;
+    info->state = QE_PAGE_TAIL;
+    info->device = COPY_READY;
+    info->device_slot = slot;
     pool->n_tail++;
     return page;
 }
@@ -377,7 +384,7 @@ bool qe_kv_page_copy(qe_kv_pool *pool, qe_page page, qe_page *out, GError **erro
 
 /* ---- Pages: references ---- */
 
-static void cache_page(qe_kv_pool *pool, qe_page page)
+void qe_kv_pool_cache_page(qe_kv_pool *pool, qe_page page)
 {
     qe_page_info *info = info_of(pool, page);
     info->cached = true;
@@ -432,7 +439,7 @@ void qe_kv_pool_destroy_page(qe_kv_pool *pool, qe_page page)
         info->to_store = false;
         pool->n_to_store--;
     }
-    if (is_moving(info)) { /* its slots are needed until the copy has landed */
+    if (is_moving(info) || info->n_pins) { /* its slots are needed until the copy has landed */
         if (!info->dying)
             pool->n_dying++;
         info->dying = true;
@@ -475,7 +482,7 @@ void qe_kv_page_unref(qe_kv_pool *pool, qe_page page)
     if (info->n_refs > 0)
         return;
     if (info->state == QE_PAGE_SEALED && info->named && pool->host)
-        cache_page(pool, page);
+        qe_kv_pool_cache_page(pool, page);
     else
         qe_kv_pool_destroy_page(pool, page);
 }
@@ -494,7 +501,7 @@ bool qe_kv_page_can_unseal(const qe_kv_pool *pool, qe_page page)
 {
     const qe_page_info *info = info_of(pool, page);
     return info->state == QE_PAGE_SEALED && info->n_refs == 1 && info->device == COPY_READY &&
-           !is_moving(info);
+           !is_moving(info) && info->n_pins == 0;
 }
 
 void qe_kv_page_unseal(qe_kv_pool *pool, qe_page page)
@@ -546,7 +553,23 @@ qe_page qe_kv_pool_find(qe_kv_pool *pool, const qe_page_key *parent, const uint3
         return QE_PAGE_NONE;
     qe_kv_page_ref(pool, page);
     pool->counters.n_found++;
+    if (pool->pages[page].imported) {
+        pool->pages[page].imported = false;
+        pool->counters.n_found_imported++;
+    }
     return page;
+}
+
+void qe_kv_pool_name(qe_kv_pool *pool, qe_page page)
+{
+    qe_page_info *info = info_of(pool, page);
+    g_hash_table_insert(pool->index, g_memdup2(&info->key, sizeof info->key), GUINT_TO_POINTER(page + 1));
+    info->named = true;
+}
+
+const qe_page_key *qe_kv_pool_seed(const qe_kv_pool *pool)
+{
+    return &pool->seed;
 }
 
 qe_page qe_kv_page_publish(
@@ -572,10 +595,8 @@ qe_page qe_kv_page_publish(
     info->key = key;
     info->parent = *parent;
     memcpy(info->ids, ids, sizeof info->ids);
-    if (!g_hash_table_contains(pool->index, &key)) { /* else another page keeps the name */
-        g_hash_table_insert(pool->index, g_memdup2(&key, sizeof key), GUINT_TO_POINTER(page + 1));
-        info->named = true;
-    }
+    if (!g_hash_table_contains(pool->index, &key)) /* else another page keeps the name */
+        qe_kv_pool_name(pool, page);
     return page;
 }
 
@@ -722,13 +743,14 @@ static bool check_references(
     if (info->state > QE_PAGE_SEALED)
         return BROKEN(error, "page %u has no valid state (%u)", page, info->state);
     const char *name = state_names[info->state];
-    bool may_be_held = info->state == QE_PAGE_SEALED && !info->cached && !info->dying;
+    bool may_be_held = info->state == QE_PAGE_SEALED && !info->cached && !info->dying && !info->importing;
     bool must_be_held = may_be_held || info->state == QE_PAGE_TAIL;
     if (must_be_held != (info->n_refs > 0))
         return BROKEN(error, "page %u is %s%s with %u references", page, name,
-            info->cached  ? " and cached"
-            : info->dying ? " and dying"
-                          : "",
+            info->cached      ? " and cached"
+            : info->dying     ? " and dying"
+            : info->importing ? " and imported"
+                              : "",
             info->n_refs);
     if (info->state == QE_PAGE_TAIL && info->n_refs != 1)
         return BROKEN(error, "page %u is TAIL with %u references, expected 1", page, info->n_refs);
@@ -748,7 +770,13 @@ static bool check_copies(const qe_kv_pool *pool, qe_page page, const qe_page_inf
     if (info->state == QE_PAGE_TAIL && (info->device != COPY_READY || info->host != COPY_NONE))
         return BROKEN(error, "page %u is TAIL with its device copy in state %u and its host copy in %u", page,
             info->device, info->host);
-    if (info->state == QE_PAGE_SEALED && info->device != COPY_READY && info->host != COPY_READY)
+    if (info->importing && (info->state != QE_PAGE_SEALED || info->device != COPY_NONE ||
+                               info->host != COPY_MOVING || info->named || info->cached || info->dying))
+        return BROKEN(error, "page %u (%s) is being imported, yet somebody's", page, name);
+    if (info->n_pins > 0 && (info->state != QE_PAGE_SEALED || info->host != COPY_READY))
+        return BROKEN(error, "page %u (%s) is pinned with its host copy in state %u", page, name, info->host);
+    if (info->state == QE_PAGE_SEALED && info->device != COPY_READY && info->host != COPY_READY &&
+        !info->importing)
         return BROKEN(error, "page %u is SEALED and no tier has its bytes", page);
     if (info->device != COPY_NONE && !qe_kv_slots_is_used(pool->device, info->device_slot))
         return BROKEN(error, "page %u (%s) has device slot %u, which is free", page, name, info->device_slot);
@@ -759,7 +787,7 @@ static bool check_copies(const qe_kv_pool *pool, qe_page page, const qe_page_inf
         return BROKEN(error, "page %u (%s) is named, but the index does not know it", page, name);
     if (info->cached && !info->named)
         return BROKEN(error, "page %u is cached without a name", page);
-    if (info->dying && (info->named || !is_moving(info)))
+    if (info->dying && (info->named || (!is_moving(info) && info->n_pins == 0)))
         return BROKEN(error, "page %u is dying, yet %s", page, info->named ? "named" : "at rest");
     return true;
 }
@@ -778,7 +806,7 @@ static bool check_slot(
 
 typedef struct {
     uint32_t n_states[3], n_shared, n_dying, n_cached, n_named, n_to_store, n_moving, n_loading;
-    uint32_t n_device, n_host;
+    uint32_t n_device, n_host, n_importing, n_pinned;
 } tally;
 
 static void count_page(tally *t, const qe_page_info *info)
@@ -789,7 +817,9 @@ static void count_page(tally *t, const qe_page_info *info)
     t->n_cached += info->cached;
     t->n_named += info->named;
     t->n_to_store += info->to_store;
-    t->n_moving += is_moving(info);
+    t->n_moving += is_moving(info) && !info->importing;
+    t->n_importing += info->importing;
+    t->n_pinned += info->n_pins > 0;
     t->n_loading += info->device == COPY_MOVING;
     t->n_device += info->device != COPY_NONE;
     t->n_host += info->host != COPY_NONE;
@@ -811,6 +841,8 @@ static bool check_tally(const qe_kv_pool *pool, const tally *t, GError **error)
         {"pages to store", t->n_to_store, pool->n_to_store},
         {"moving pages", t->n_moving, pool->n_moving},
         {"loading pages", t->n_loading, pool->n_loading},
+        {"imported pages", t->n_importing, pool->n_importing},
+        {"pinned pages", t->n_pinned, pool->n_pinned},
         {"pages on the device", t->n_device, qe_kv_slots_n_used(pool->device)},
         {"pages on the host", t->n_host, pool->host ? qe_kv_slots_n_used(pool->host) : 0},
     };

@@ -6,12 +6,13 @@
  * in one tier never shows in page tables. Invariants (qe_kv_pool_check proves them):
  *  1. FREE pages have no reference and no slot. A TAIL page has exactly one reference and a device slot, and no other.
  *  2. A SEALED page has its bytes in one tier at least. Without a reference it is *cached*: findable by its key, first to
- *     go; or its last copy is still moving, and it goes when that has landed.
+ *     go; or its last copy is still moving or its host copy pinned, and it goes when that is over. One that is imported
+ *     has a host slot that is being filled, neither name nor reference, and is nobody's until then.
  *  3. References counted in the pool equal the page tables' entries.
  *  4. Every used slot of a tier belongs to exactly one page.
  *
  * Copies between tiers run on streams of their own and land later (qe_kv_pool_poll). Until then the page keeps both
- * slots, so a slot is never given away under a copy. */
+ * slots, so a slot is never given away under a copy. The same holds for a host copy that is pinned. */
 #pragma once
 #include <glib.h>
 #include <stdbool.h>
@@ -90,6 +91,7 @@ qe_page qe_kv_page_publish(
     qe_kv_pool *pool, qe_page page, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS]);
 /* The page of that name, with a new reference, or QE_PAGE_NONE. Ids are compared. */
 qe_page qe_kv_pool_find(qe_kv_pool *pool, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS]);
+const qe_page_key *qe_kv_pool_seed(const qe_kv_pool *pool);
 const qe_page_key *qe_kv_page_key(const qe_kv_pool *pool, qe_page page); /* NULL: not named */
 
 qe_page_state qe_kv_page_state(const qe_kv_pool *pool, qe_page page);
@@ -122,6 +124,24 @@ bool qe_kv_page_drop_host(qe_kv_pool *pool, qe_page page);
 uint32_t qe_kv_pool_evict_cached(qe_kv_pool *pool, uint32_t n);
 /* The same for host slots. */
 uint32_t qe_kv_pool_evict_cached_host(qe_kv_pool *pool, uint32_t n);
+/* A page from outside: a host slot for the page of that name (@parent NULL: the seed), for the caller to fill at once: no
+ * work in flight touches it. EXISTS: there is one already; WAIT: a slab for it is being made; FULL: no slot is free and no
+ * cached page can give one. QE_ERROR_DEVICE_LOST and the like: FAILED. TAKEN ends with qe_kv_page_import_done(): findable
+ * and cached, the newest, when @ok; else gone. */
+typedef enum {
+    QE_IMPORT_TAKEN,
+    QE_IMPORT_EXISTS,
+    QE_IMPORT_WAIT,
+    QE_IMPORT_FULL,
+    QE_IMPORT_FAILED
+} qe_import;
+qe_import qe_kv_pool_import(qe_kv_pool *pool, const qe_page_key *parent, const uint32_t ids[QK_PAGE_TOKENS],
+    qe_page *page, void **bytes);
+void qe_kv_page_import_done(qe_kv_pool *pool, qe_page page, bool ok);
+/* A reader outside the pool of the host copy that @page has: until the unpin its bytes stay where and what they are,
+ * whatever becomes of the page. */
+void qe_kv_page_pin(qe_kv_pool *pool, qe_page page);
+void qe_kv_page_unpin(qe_kv_pool *pool, qe_page page);
 /* Enqueues the copies asked for: stores as far as the host tier has slots, loads all. QE_ERROR_DEVICE_LOST. */
 bool qe_kv_pool_submit_moves(qe_kv_pool *pool, GError **error);
 /* Takes note of copies that have landed. Returns whether there were any. */
@@ -141,6 +161,7 @@ uint32_t qe_kv_pool_n_to_store(const qe_kv_pool *pool); /* asked for and not enq
 typedef struct {
     uint64_t bytes_stored, bytes_loaded; /* device to host, host to device; landed */
     uint64_t n_found, n_evicted;         /* pages found by name; cached pages that went */
+    uint64_t n_found_imported;           /* of the found, imported ones found for the first time */
 } qe_kv_counters;
 void qe_kv_pool_get_counters(const qe_kv_pool *pool, qe_kv_counters *out);
 

@@ -16,10 +16,13 @@ typedef struct {
     uint8_t state;  /* qe_page_state */
     uint8_t device; /* qe_copy_state */
     uint8_t host;
-    bool named;    /* in the index under `key` */
-    bool to_store; /* in the queue of stores */
-    bool cached;   /* in the list of cached pages */
-    bool dying;    /* no reference, not named: goes when its copy has landed */
+    bool named;     /* in the index under `key` */
+    bool to_store;  /* in the queue of stores */
+    bool cached;    /* in the list of cached pages */
+    bool dying;     /* no reference, not named: goes when its copy has landed and it is not pinned any more */
+    bool importing; /* its host slot is being filled from outside the pool */
+    bool imported;  /* its bytes came so, and no session has found it yet */
+    uint32_t n_pins; /* readers outside the pool of its host copy */
     qe_slot device_slot, host_slot;
     uint32_t older, newer; /* in the list of cached pages: QE_PAGE_NONE at the ends */
     bool has_key;
@@ -59,15 +62,20 @@ struct qe_kv_pool {
     GPtrArray *spare_moves;      /* qe_move, to use again */
     qk_event *order;             /* makes one stream wait for another */
     uint64_t placement_epoch;
-    uint32_t n_moving, n_loading; /* pages; n_loading counts to_load too */
+    uint32_t n_moving, n_loading;   /* pages; n_loading counts to_load too */
+    uint32_t n_importing, n_pinned; /* pages; those being imported are not moving */
     qe_kv_counters counters;
 };
 
 /* qe-kv-pages.c */
+qe_page qe_kv_pool_take_page(qe_kv_pool *pool); /* a FREE page without slots, out of the free map */
+void qe_kv_pool_cache_page(qe_kv_pool *pool, qe_page page);   /* to the new end of the list of cached pages */
+void qe_kv_pool_name(qe_kv_pool *pool, qe_page page);         /* in the index; the name is free */
 void qe_kv_pool_destroy_page(qe_kv_pool *pool, qe_page page); /* no reference, no copy on its way */
 void qe_kv_pool_uncache(qe_kv_pool *pool, qe_page page);      /* out of the list of cached pages */
 void qe_kv_pool_unname(qe_kv_pool *pool, qe_page page);
 int qe_kv_pool_error_code(qk_status status);
+bool qe_kv_pool_wait_compute(qe_kv_pool *pool); /* for all that is enqueued on COMPUTE */
 /* qe-kv-move.c */
 void qe_kv_pool_clear_moves(
     qe_kv_pool *pool); /* waits for nothing: the device is lost, or nothing is on its way */

@@ -24,6 +24,7 @@ typedef enum {
     QE_COMMAND_SET_CACHE,
     QE_COMMAND_PREFETCH,
     QE_COMMAND_GENERATE,
+    QE_COMMAND_DELETE_FILES,
 } qe_command_kind;
 
 typedef struct {
@@ -35,7 +36,7 @@ typedef struct {
     void *request;         /* GENERATE: one reference to a qe_request */
     uint64_t kv_bytes;     /* SET_KV */
     qe_cache_config cache; /* OPEN, SET_CACHE */
-    char *disk_key;        /* OPEN: owned; may be NULL */
+    char *disk_key;        /* OPEN: owned; may be NULL. DELETE_FILES: owned */
 } qe_command;
 
 typedef struct qe_queue qe_queue;

@@ -60,7 +60,7 @@ struct qe_request {
     uint32_t n_prompt, n_generated, n_generate_max;
     bool max_is_context; /* n_generate_max comes from the context, not from max_tokens */
     uint32_t n_stripped; /* tokens of earlier replies that were put again without reasoning */
-    gint64 admitted, restore_begun, first_token, last_token, last_progress;
+    gint64 admitted, restore_begun, disk_begun, first_token, last_token, last_progress;
     qe_receipt receipt;
     qe_reply *reply; /* ids to text; owned */
 };

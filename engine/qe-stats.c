@@ -231,12 +231,34 @@ static void add_pool(qe_snapshot *view, const qe_kv_pool *pool, bool is_host, qe
     view->n_pages_cached += qe_kv_pool_n_cached(pool);
 }
 
+static void fill_disk(qe_snapshot *view, const qe_stats_disk *disk)
+{
+    qe_tier_view *tier = &view->tiers[QE_TIER_DISK];
+    if (!disk || !disk->present) {
+        tier->reason = g_strdup(disk && disk->reason ? disk->reason : "Off");
+        return;
+    }
+    *tier = (qe_tier_view){
+        .present = true,
+        .n_pages_used = disk->n_pages,
+        .n_pages_max = disk->n_pages_max,
+        .bytes_used = disk->bytes_used,
+        .bytes_max = disk->bytes_max,
+        .bytes_reserved = disk->bytes_used,
+        .bytes_in = disk->bytes_in,
+        .bytes_out = disk->bytes_out,
+        .note = g_strdup(disk->note),
+    };
+    view->tiers[QE_TIER_HOST].bytes_in += disk->bytes_out;
+    view->tiers[QE_TIER_HOST].bytes_out += disk->bytes_in;
+}
+
 static void fill_tiers(qe_snapshot *view, const qe_stats_input *input, char *gpu)
 {
     bool loaded = input->pools && input->pools[0];
     qe_tier_view *host = &view->tiers[QE_TIER_HOST];
     qe_tier_view *home = &view->tiers[input->is_host || !loaded ? QE_TIER_HOST : QE_TIER_GPU];
-    view->tiers[QE_TIER_DISK].reason = g_strdup("Off");
+    fill_disk(view, input->disk);
     for (int c = 0; loaded && c < QE_STATS_POOLS && input->pools[c]; c++)
         add_pool(view, input->pools[c], input->is_host, home);
     if (loaded) {

@@ -22,6 +22,15 @@ typedef struct {
     qe_cache_mode mode;
 } qe_stats_session;
 
+/* The disk tier, as its view. */
+typedef struct {
+    bool present;
+    const char *reason; /* why not; NULL: it is off */
+    const char *note;   /* NULL: nothing */
+    uint32_t n_pages, n_pages_max;
+    uint64_t bytes_used, bytes_max, bytes_in, bytes_out;
+} qe_stats_disk;
+
 /* What a publication reads. */
 typedef struct {
     qe_kv_pool *const
@@ -34,6 +43,7 @@ typedef struct {
     uint32_t n_sessions;
     const qe_stats_session *sessions; /* by id */
     uint32_t n_running, n_queued;
+    const qe_stats_disk *disk; /* NULL: off */
 } qe_stats_input;
 
 qe_stats *qe_stats_new(void);

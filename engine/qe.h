@@ -124,9 +124,11 @@ typedef struct {
      * device's memory is host memory, the default is none. */
     uint64_t host_bytes_max;
     qe_host_path host_path;
-    uint64_t ring_bytes;  /* device memory through which host pages are streamed; 0: QE_RING_BYTES_DEFAULT */
-    const char *disk_dir; /* where pages are kept over restarts; NULL: nowhere */
-    uint64_t disk_bytes_max; /* quota of disk_dir; 0: none is kept */
+    uint64_t ring_bytes; /* device memory through which host pages are streamed; 0: QE_RING_BYTES_DEFAULT */
+    /* Where pages are kept over restarts (made with mode 0700; its parent is there); NULL: nowhere. Pages go there by way
+     * of host memory: without any (host_bytes_max) there is no disk tier. One engine uses a directory at a time. */
+    const char *disk_dir;
+    uint64_t disk_bytes_max; /* quota of disk_dir, for all models together; 0: none is kept */
     uint64_t
         memory_reserve; /* device memory that stays free for others; 0: QE_MEMORY_RESERVE_DEFAULT, 1: none */
     uint32_t context_max;    /* tokens; 0: the model's */
@@ -208,8 +210,9 @@ qe_tokenizer *qe_engine_dup_tokenizer(qe_engine *engine); /* NULL unless READY o
 qe_session_id qe_engine_open_session(qe_engine *engine, GError **error);
 typedef struct {
     qe_cache_config cache;
-    const char *
-        disk_key; /* the conversation's name in the disk tier, at most 128 bytes; NULL: it is not kept there */
+    /* The conversation's name in the disk tier: UTF-8, at most 128 bytes, one open session at a time; NULL: it is not kept
+     * there. Kept are the full pages of tiered sessions that use the cache (use_cache); int8 pages are not. */
+    const char *disk_key;
 } qe_session_options;
 void qe_session_options_init(qe_session_options *options);
 /* As above, with a cache mode of its own. QE_ERROR_INVALID for a config that qe_cache_config_check() refuses. */
@@ -226,6 +229,9 @@ qe_session_id qe_engine_fork_session(
     qe_engine *engine, qe_session_id parent, uint32_t keep_messages, GError **error);
 void qe_engine_close_session(
     qe_engine *engine, qe_session_id session); /* cancels its request; drops its pages */
+/* Deletes all that is kept on disk of the conversation, of every model. A session that is open under that key is not kept
+ * any more. Without a disk tier now (no model is loaded) it is done when there is one. */
+void qe_engine_delete_session_files(qe_engine *engine, const char *disk_key);
 
 /* ---- Requests ---- */
 
