@@ -207,7 +207,7 @@ typedef struct {
 /* Whether @n_max rows go through cublasLt. It reads and writes whole units of rows: @room is what the buffers have. */
 static bool is_wide(const way *w, uint32_t n_max, uint32_t room)
 {
-    return w->ctx->wide_in != NULL && room >= QKC_GEMM_ROWS_UNIT && n_max >= WIDE_ROWS;
+    return w->ctx->gemm != NULL && room >= QKC_GEMM_ROWS_UNIT && n_max >= WIDE_ROWS;
 }
 
 static bool typed_product(way *w, const qkc_bf16 *weight, const qkc_bf16 *x, void *y, qk_dtype y_dtype,
