@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <algorithm>
+#include <cmath>
 #include <vector>
 #include "kernels/cuda/cuda-ops.h"
 #include "tests/kernels/tap.h"
@@ -109,6 +110,38 @@ template <typename T> struct Array {
         CUDA_OK(cudaMemset(dev, 0, host.size() * sizeof(T)));
     }
 };
+
+/* QK_I8 as qk.h has it, by other means than the device's: an fp16's bits from double arithmetic. */
+static inline uint16_t host_f16(double x)
+{
+    int exponent;
+    frexp(x, &exponent); /* x = m 2^exponent, m in [0.5, 1) */
+    const double unit = ldexp(1, exponent - 11), rounded = nearbyint(x / unit) * unit;
+    if (rounded >= 65536)
+        return 0x7c00;
+    frexp(rounded, &exponent);
+    return (uint16_t)(((uint32_t)(exponent + 14) << 10) + ((uint32_t)ldexp(rounded, 11 - exponent) - 1024));
+}
+static inline double host_from_f16(uint16_t bits) /* of a normal number or 0 */
+{
+    const int exponent = bits >> 10 & 31;
+    return exponent == 0 ? 0 : ldexp(1024 + (bits & 1023), exponent - 25);
+}
+static inline void host_quantise(int8_t *q, uint16_t *scale, const float *x, uint32_t n)
+{
+    float max = 0;
+    bool odd = false;
+    for (uint32_t i = 0; i < n; i++) {
+        odd = odd || !std::isfinite(x[i]);
+        max = std::max(max, fabsf(x[i]));
+    }
+    memset(q, 0, n);
+    *scale = odd ? 0x7e00 : max == 0 ? 0 : host_f16(std::max(max / 127.0f, 0x1p-14f));
+    if (*scale == 0 || *scale >= 0x7c00)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        q[i] = (int8_t)std::min(std::max(nearbyintf(x[i] / (float)host_from_f16(*scale)), -127.0f), 127.0f);
+}
 
 /* ||out - ref|| / ||ref||; NaN when any element is. */
 template <typename T> static double relative_error(const T *out, const double *ref, size_t n)

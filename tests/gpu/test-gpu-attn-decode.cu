@@ -34,6 +34,7 @@ static uint16_t bf16_from_f32(float x)
 struct Shape {
     uint32_t head_dim, n_kv_heads, n_q, layer, rows_max;
     uint32_t row_pad;           /* bytes between tokens beyond a row */
+    bool int8;                  /* pages */
     std::vector<uint32_t> keys; /* of each sequence, the new one included */
     uint64_t seed;
 
@@ -84,9 +85,11 @@ struct Work {
     static qk_kv_layout layout_of(const Shape &s)
     {
         qk_kv_layout l = {};
-        l.dtype = QK_BF16;
-        l.token_stride = s.head_dim * 2 + s.row_pad;
+        l.dtype = s.int8 ? QK_I8 : QK_BF16;
+        l.token_stride = s.head_dim * (s.int8 ? 1 : 2) + s.row_pad;
         l.v_offset = (uint64_t)QK_PAGE_TOKENS * l.token_stride;
+        l.scale_offset = s.int8 ? l.v_offset : 0;
+        l.v_offset += s.int8 ? QK_PAGE_TOKENS * sizeof(uint16_t) : 0;
         l.head_stride = 2 * l.v_offset;
         l.layer_stride = s.n_kv_heads * l.head_stride;
         l.page_bytes = LAYERS * l.layer_stride;
@@ -118,6 +121,22 @@ struct Work {
         return &in[page * layout.page_bytes + shape.layer * layout.layer_stride + head * layout.head_stride +
                    (v ? layout.v_offset : 0) + key % QK_PAGE_TOKENS * (size_t)layout.token_stride];
     }
+    uint16_t *scale_at(std::vector<uint8_t> &in, uint32_t seq, uint32_t key, uint32_t head, bool v)
+    {
+        const uint32_t token = key % QK_PAGE_TOKENS;
+        return (uint16_t *)(at(in, seq, key, head, v) - token * (size_t)layout.token_stride +
+                            layout.scale_offset) +
+               token;
+    }
+    /* A key or value as the pool has it. */
+    void get(std::vector<double> &out, uint32_t seq, uint32_t key, uint32_t head, bool v)
+    {
+        const uint8_t *from = at(pool.host, seq, key, head, v);
+        const double scale = shape.int8 ? host_from_f16(*scale_at(pool.host, seq, key, head, v)) : 1;
+        for (uint32_t d = 0; d < shape.head_dim; d++)
+            out[d] = shape.int8 ? (double)(int8_t)from[d] * scale
+                                : (double)f32_from_bf16(((const uint16_t *)from)[d]);
+    }
     void fill();
     void fill_old(uint32_t seq, uint64_t seed);
     void upload();
@@ -134,9 +153,16 @@ void Work::fill_old(uint32_t seq, uint64_t seed)
     for (uint32_t key = 0; key + 1 < shape.keys[seq]; key++)
         for (uint32_t head = 0; head < shape.n_kv_heads; head++)
             for (int v = 0; v < 2; v++) {
-                uint16_t *to = (uint16_t *)at(pool.host, seq, key, head, v);
-                for (uint32_t d = 0; d < shape.head_dim; d++)
-                    to[d] = bf16_from_f32(v ? r.normal() + 0.5f : r.normal());
+                uint8_t *to = at(pool.host, seq, key, head, v);
+                std::vector<float> x(shape.head_dim);
+                for (float &value : x)
+                    value = v ? r.normal() + 0.5f : r.normal();
+                if (shape.int8)
+                    host_quantise(
+                        (int8_t *)to, scale_at(pool.host, seq, key, head, v), x.data(), shape.head_dim);
+                else
+                    for (uint32_t d = 0; d < shape.head_dim; d++)
+                        ((uint16_t *)to)[d] = bf16_from_f32(x[d]);
             }
 }
 
@@ -278,14 +304,14 @@ static std::vector<double> head_of(Work &w, uint32_t seq, uint32_t head)
 static double attend_reference(Work &w, uint32_t seq, uint32_t head, uint32_t n_keys, double *out)
 {
     const uint32_t dim = w.shape.head_dim, kv_head = head / w.shape.n_q;
-    std::vector<double> q = head_of(w, seq, head), score(n_keys);
+    std::vector<double> q = head_of(w, seq, head), score(n_keys), kv(dim);
     norm_and_turn(q, w.q_norm.host.data(), &w.cos_sin.host[(size_t)seq * dim], 1e-6);
     double max = -INFINITY, sum = 0;
     for (uint32_t key = 0; key < n_keys; key++) {
-        const uint16_t *k = (const uint16_t *)w.at(w.pool.host, seq, key, kv_head, false);
+        w.get(kv, seq, key, kv_head, false);
         double dot = 0;
         for (uint32_t d = 0; d < dim; d++)
-            dot += q[d] * (double)f32_from_bf16(k[d]);
+            dot += q[d] * kv[d];
         score[key] = dot / sqrt((double)dim);
         if (w.outside[w.seqs.host[seq].page_begin + key / QK_PAGE_TOKENS])
             score[key] = -INFINITY;
@@ -293,13 +319,13 @@ static double attend_reference(Work &w, uint32_t seq, uint32_t head, uint32_t n_
     }
     std::fill(out, out + dim, 0.0);
     for (uint32_t key = 0; key < n_keys; key++) {
-        const uint16_t *v = (const uint16_t *)w.at(w.pool.host, seq, key, kv_head, true);
+        w.get(kv, seq, key, kv_head, true);
         const double p = exp(score[key] - max);
         if (p == 0)
             continue;
         sum += p;
         for (uint32_t d = 0; d < dim; d++)
-            out[d] += p * (double)f32_from_bf16(v[d]);
+            out[d] += p * kv[d];
     }
     for (uint32_t d = 0; d < dim; d++)
         out[d] /= sum;
@@ -334,11 +360,33 @@ double Work::lse_error(uint32_t seq)
     return worst;
 }
 
-/* The new rows: values exactly, keys to one place of bf16. Then the pool's other bytes. */
+/* How many elements of the new row of a head are wrong: of values all that differ, of keys, whose float32 may differ,
+ * those more than one place off. */
+static uint32_t count_wrong(Work &w, uint32_t seq, uint32_t head, bool v, const std::vector<double> &x)
+{
+    const uint32_t dim = w.shape.head_dim, key = w.shape.keys[seq] - 1;
+    const uint8_t *is = w.at(w.pool.host, seq, key, head, v);
+    uint32_t n_wrong = 0;
+    std::vector<float> exact(x.begin(), x.end());
+    std::vector<int8_t> q(dim);
+    uint16_t scale = 0;
+    if (w.shape.int8) {
+        host_quantise(q.data(), &scale, exact.data(), dim);
+        n_wrong += abs((int)scale - (int)*w.scale_at(w.pool.host, seq, key, head, v)) > (v ? 0 : 1);
+    }
+    for (uint32_t d = 0; d < dim; d++) {
+        const int off = w.shape.int8 ? (int)(int8_t)is[d] - (int)q[d]
+                                     : (int)((const uint16_t *)is)[d] - (int)bf16_from_f32(exact[d]);
+        n_wrong += abs(off) > (v ? 0 : 1);
+    }
+    return n_wrong;
+}
+
+/* The new rows, then the pool's other bytes. */
 static bool new_rows_right(Work &w)
 {
     const uint32_t dim = w.shape.head_dim;
-    uint32_t n_wrong = 0, n_rounded = 0;
+    uint32_t n_wrong = 0;
     std::vector<uint8_t> rest = w.pool.host;
     for (uint32_t seq = 0; seq < w.shape.keys.size(); seq++)
         for (uint32_t head = 0; head < w.shape.n_kv_heads; head++) {
@@ -346,21 +394,18 @@ static bool new_rows_right(Work &w)
             std::vector<double> v = head_of(w, seq, w.shape.n_heads() + w.shape.n_kv_heads + head);
             norm_and_turn(k, w.k_norm.host.data(), &w.cos_sin.host[(size_t)seq * dim], 1e-6);
             const uint32_t key = w.shape.keys[seq] - 1;
-            const uint16_t *k_is = (const uint16_t *)w.at(w.pool.host, seq, key, head, false);
-            const uint16_t *v_is = (const uint16_t *)w.at(w.pool.host, seq, key, head, true);
-            for (uint32_t d = 0; d < dim; d++) {
-                const int off = (int)k_is[d] - (int)bf16_from_f32((float)k[d]);
-                n_rounded += off != 0;
-                n_wrong += off < -1 || off > 1 || v_is[d] != bf16_from_f32((float)v[d]);
+            n_wrong += count_wrong(w, seq, head, false, k) + count_wrong(w, seq, head, true, v);
+            for (int side = 0; side < 2; side++) {
+                memcpy(w.at(rest, seq, key, head, side), w.at(w.before, seq, key, head, side),
+                    (w.shape.int8 ? 1 : 2) * dim);
+                if (w.shape.int8)
+                    *w.scale_at(rest, seq, key, head, side) = *w.scale_at(w.before, seq, key, head, side);
             }
-            for (int side = 0; side < 2; side++)
-                memcpy(w.at(rest, seq, key, head, side), w.at(w.before, seq, key, head, side), 2 * dim);
         }
     const bool same = rest == w.before;
     if (n_wrong > 0 || !same)
-        tap_note("%u elements of the new keys and values are wrong, %u rounded otherwise; the rest of the "
-                 "pool is %s",
-            n_wrong, n_rounded, same ? "unchanged" : "changed");
+        tap_note("%u elements of the new keys and values are wrong; the rest of the pool is %s", n_wrong,
+            same ? "unchanged" : "changed");
     return n_wrong == 0 && same;
 }
 
@@ -379,6 +424,8 @@ static bool rest_untouched(Work &w)
             return false;
     return true;
 }
+
+static bool int8_pages; /* of the shapes made now */
 
 /* ---- Checks -------------------------------------------------------------------------------------------------- */
 
@@ -401,9 +448,10 @@ static void check_shape(const qkc_launch *l, const Shape &s)
         worst = e > worst || e != e ? e : worst;
     }
     tap_ok(worst < TOLERANCE && rows && rest,
-        "%s: head_dim %u, %u x %u heads, layer %u, rows %zu of %u, keys %s: error %.2e%s%s", gpu_path_name(l),
-        s.head_dim, s.n_kv_heads, s.n_q, s.layer, s.keys.size(), s.rows_max, keys_text(s).c_str(), worst,
-        rows ? "" : ", new rows wrong", rest ? "" : ", touched what is not its own");
+        "%s, %s: head_dim %u, %u x %u heads, layer %u, rows %zu of %u, keys %s: error %.2e%s%s",
+        gpu_path_name(l), s.int8 ? "int8" : "bf16", s.head_dim, s.n_kv_heads, s.n_q, s.layer, s.keys.size(),
+        s.rows_max, keys_text(s).c_str(), worst, rows ? "" : ", new rows wrong",
+        rest ? "" : ", touched what is not its own");
 
     const std::vector<float> first = w.out.host;
     for (int again = 0; again < 3; again++) {
@@ -425,6 +473,7 @@ static Shape shape_of(
     s.n_q = n_q;
     s.keys = std::move(keys);
     s.rows_max = rows_max;
+    s.int8 = int8_pages;
     s.seed = dim + n_q + s.keys.size() * 131 + s.keys[0];
     return s;
 }
@@ -437,7 +486,7 @@ static void check_lengths(const qkc_launch *l)
     for (uint32_t n : {1u, 16u, 255u, 257u, 1023u, 3001u})
         check_shape(l, shape_of(64, 3, 5, {n}, 1));
     /* Longer than 64 spans: pieces of 512 keys and more. */
-    for (uint32_t n : {16384u, 16385u, 17001u, 32768u, 33333u})
+    for (uint32_t n : {16384u, 16385u, 17001u, 32768u, 33333u, 40000u})
         check_shape(l, shape_of(128, 1, 4, {n}, 1));
     Shape layer1 = shape_of(128, 8, 4, {700}, 1);
     layer1.layer = 1; /* reads ahead of the wait */
@@ -492,7 +541,7 @@ static void check_mutations(const qkc_launch *l)
 {
     const Shape s = shape_of(128, 2, 4, {90, 75}, 2);
     double least = INFINITY;
-    for (int kind = 0; kind < 5; kind++) {
+    for (int kind = 0; kind < (s.int8 ? 7 : 5); kind++) {
         Work w(s);
         if (kind == 0) { /* a page of another sequence */
             std::swap(w.page_of[1], w.page_of[7]);
@@ -500,6 +549,10 @@ static void check_mutations(const qkc_launch *l)
             std::swap(w.page_of[4], w.page_of[5]);
         } else if (kind == 2) { /* a page of zeros */
             memset(&w.pool.host[w.page_of[2] * w.layout.page_bytes], 0, w.layout.page_bytes);
+        } else if (kind >= 5) { /* scales of a page's keys, or values, doubled */
+            for (uint32_t key = 32; key < 48; key++)
+                for (uint32_t head = 0; head < s.n_kv_heads; head++)
+                    *w.scale_at(w.pool.host, 0, key, head, kind == 6) += 1 << 10;
         } else { /* a key too few; a key too many */
             w.seqs.host[0].start += kind == 3 ? -1 : 1;
         }
@@ -698,22 +751,22 @@ static double read_bandwidth(const qkc_launch *l, const uint8_t *pool, size_t by
 }
 
 /* A chain of a model's layers, captured, over page tables in turn so that keys and values come from memory. */
-static void bench(
-    const qkc_launch *l, uint8_t *pool, size_t pool_bytes, double bandwidth, uint32_t n_keys, uint32_t n_seqs)
+static void bench(const qkc_launch *l, uint8_t *pool, size_t pool_bytes, double bandwidth, uint32_t n_keys,
+    uint32_t n_seqs, bool int8)
 {
     const uint32_t dim = 128, n_kv = 8, n_heads = 32, a_seq = n_pages_of(n_keys), n_pages = a_seq * n_seqs;
-    qk_kv_layout layout = {};
-    layout.dtype = QK_BF16;
-    layout.token_stride = dim * 2;
-    layout.v_offset = QK_PAGE_TOKENS * dim * 2;
-    layout.head_stride = 2 * layout.v_offset;
-    layout.layer_stride = n_kv * layout.head_stride;
-    layout.page_bytes = BENCH_LAYERS * layout.layer_stride;
-    const double bytes = 2.0 * 2 * n_kv * dim * n_keys * n_seqs; /* a launch */
+    qk_shape shape = {};
+    shape.n_layers = BENCH_LAYERS, shape.n_kv_heads = n_kv, shape.head_dim = dim;
+    qk_kv_layout layout;
+    qk_kv_layout_page_major(&shape, int8 ? QK_I8 : QK_BF16, &layout);
+    const double bytes = 2.0 * n_kv * (int8 ? dim + 2 : 2 * dim) * n_keys * n_seqs; /* a launch */
     const uint32_t n_pool = (uint32_t)(pool_bytes / layout.page_bytes);
     const uint32_t n_sets =
         std::min(n_pool / n_pages, std::max(1u, (uint32_t)ceil(BENCH_BYTES / bytes / BENCH_LAYERS)));
-    tap_require(n_sets > 0);
+    if (n_sets == 0) {
+        printf("# %u keys x %u: not enough memory\n", n_keys, n_seqs);
+        return;
+    }
 
     Array<uint64_t> pages((size_t)n_sets * n_pages);
     Array<uint32_t> counts(4), state(1);
@@ -781,9 +834,10 @@ static void bench(
     const double ms = gpu_time(
         l->stream, 24, [&](int i) { CUDA_OK(cudaGraphLaunch(exec[(uint32_t)i % n_sets], l->stream)); });
     const double us = ms * 1e3 / BENCH_LAYERS;
-    printf("# %-8s %5u keys x %2u: %7.2f us a launch, %6.1f MB, %5.0f GB/s, %5.1f %% of read bandwidth (%u "
-           "page sets)\n",
-        gpu_path_name(l), n_keys, n_seqs, us, bytes / 1e6, bytes / us / 1e3,
+    printf(
+        "# %-8s %s %6u keys x %2u: %7.2f us a launch, %6.1f MB, %5.0f GB/s, %5.1f %% of read bandwidth (%u "
+        "page sets)\n",
+        gpu_path_name(l), int8 ? "int8" : "bf16", n_keys, n_seqs, us, bytes / 1e6, bytes / us / 1e3,
         100 * bytes / (us * 1e-6) / bandwidth, n_sets);
     for (auto e : exec)
         cudaGraphExecDestroy(e);
@@ -792,18 +846,21 @@ static void bench(
 static int bench_all(const qkc_launch *paths, int n_paths)
 {
     uint8_t *pool;
-    const size_t pool_bytes =
-        (size_t)64 * 64 * 36 * 65536 + ((size_t)1 << 30); /* 64 sequences of 1K keys and more */
+    size_t n_free, n_all;
+    CUDA_OK(cudaMemGetInfo(&n_free, &n_all));
+    /* 128K keys and more, in as much memory as there is */
+    const size_t pool_bytes = std::min((size_t)8192 * 36 * 65536 + ((size_t)1 << 30), n_free / 10 * 9);
     CUDA_OK(cudaMalloc(&pool, pool_bytes));
     fill_random<<<1024, 256>>>((uint32_t *)pool, pool_bytes / 4);
     CUDA_OK(cudaDeviceSynchronize());
     const double bandwidth = read_bandwidth(&paths[0], pool, READ_BYTES);
     printf("# read bandwidth %.0f GB/s\n", bandwidth / 1e9);
-    const uint32_t cases[][2] = {
-        {128, 1}, {1024, 1}, {4096, 1}, {8192, 1}, {16384, 1}, {32768, 1}, {1024, 16}, {1024, 64}};
+    const uint32_t cases[][2] = {{128, 1}, {1024, 1}, {4096, 1}, {8192, 1}, {16384, 1}, {32768, 1},
+        {131072, 1}, {1024, 16}, {1024, 64}};
     for (int i = 0; i < n_paths; i++)
         for (const auto &c : cases)
-            bench(&paths[i], pool, pool_bytes, bandwidth, c[0], c[1]);
+            for (bool int8 : {false, true})
+                bench(&paths[i], pool, pool_bytes, bandwidth, c[0], c[1], int8);
     cudaFree(pool);
     return 0;
 }
@@ -817,15 +874,17 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "--bench") == 0)
         return bench_all(paths, n_paths);
     check_workspace();
-    for (int i = 0; i < n_paths; i++) {
-        check_lengths(&paths[i]);
-        check_heads(&paths[i]);
-        check_batches(&paths[i]);
-        check_independence(&paths[i]);
-        check_mutations(&paths[i]);
-        check_outsides(&paths[i]);
-        check_state(&paths[i]);
-        check_capture(&paths[i]);
+    for (int i = 0; i < 2 * n_paths; i++) {
+        int8_pages = i >= n_paths;
+        const qkc_launch *l = &paths[i % n_paths];
+        check_lengths(l);
+        check_heads(l);
+        check_batches(l);
+        check_independence(l);
+        check_mutations(l);
+        check_outsides(l);
+        check_state(l);
+        check_capture(l);
     }
     return tap_done();
 }

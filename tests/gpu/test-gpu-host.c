@@ -271,7 +271,16 @@ static qk_kv_layout wide_layout(const qk_shape *shape)
     return l;
 }
 
-static void world_open(world *w, const qk_shape *shape, uint32_t kv_class)
+/* Of the second class. @dtype: QK_BF16, in rows that lie further apart, or QK_I8. */
+static void second_layout(const qk_shape *shape, qk_dtype dtype, qk_kv_layout *out)
+{
+    if (dtype == QK_I8)
+        qk_kv_layout_page_major(shape, QK_I8, out);
+    else
+        *out = wide_layout(shape);
+}
+
+static void world_open(world *w, const qk_shape *shape, uint32_t kv_class, qk_dtype second)
 {
     char error[256] = "";
     memset(w, 0, sizeof(*w));
@@ -290,7 +299,7 @@ static void world_open(world *w, const qk_shape *shape, uint32_t kv_class)
         .outputs_max = ROWS_MAX,
         .logits_max = ROWS_MAX};
     qk_kv_layout_page_major(shape, QK_BF16, &w->params.layout);
-    w->params.layout_1 = wide_layout(shape);
+    second_layout(shape, second, &w->params.layout_1);
     w->layout = kv_class == 0 ? w->params.layout : w->params.layout_1;
     w->n_pages = (N_PROMPT + ROWS_MAX) / QK_PAGE_TOKENS + 2 * SEQS_MAX;
     tap_require(w->n_pages <= MAX_PAGES);
@@ -540,22 +549,25 @@ static void test_refusals(world *w)
 
 /* ---- All of it ----------------------------------------------------------------------------------------------------- */
 
-static void test_world(const qk_shape *shape, uint32_t kv_class)
+static void test_world(const qk_shape *shape, uint32_t kv_class, qk_dtype second)
 {
     world *w = calloc(1, sizeof(*w));
     tap_require(w != NULL);
-    world_open(w, shape, kv_class);
+    world_open(w, shape, kv_class, second);
     compute_prompt(w);
-    /* In spans of a layer: the least, an odd number, less than a sequence, all. The second layout is the larger. */
-    const uint64_t span = QK_SPAN_TOKENS / QK_PAGE_TOKENS * w->params.layout_1.layer_stride;
+    /* In spans of a layer of the larger layout: the least, an odd number, less than a sequence, all. */
+    const uint64_t stride = w->params.layout.layer_stride, stride_1 = w->params.layout_1.layer_stride;
+    const uint64_t span = QK_SPAN_TOKENS / QK_PAGE_TOKENS * (stride > stride_1 ? stride : stride_1);
     const uint64_t rings[] = {2 * span + 512, 7 * span + 48, 16 * span, 64 * span};
     for (uint32_t r = 0; r < sizeof(rings) / sizeof(rings[0]); r++) {
         uint32_t n = 0, n_different = 0;
         context_open(w, rings[r]);
         for (order o = 0; o < N_ORDERS; o++)
             n_different += count_different(w, o, &n);
-        tap_ok(n_different == 0, "%s, head_dim %u, class %u, ring of %llu: %u of %u steps have the same bits",
-            subject.name, shape->head_dim, kv_class, (unsigned long long)rings[r], n - n_different, n);
+        tap_ok(n_different == 0,
+            "%s, head_dim %u, class %u%s, ring of %llu: %u of %u steps have the same bits", subject.name,
+            shape->head_dim, kv_class, w->layout.dtype == QK_I8 ? " of int8" : "",
+            (unsigned long long)rings[r], n - n_different, n);
         if (r == (subject.self ? 0u : 1u)) {
             test_mutation(w);
             test_cancel(w);
@@ -632,10 +644,12 @@ int main(int argc, char **argv)
         }
         qk_backend_free(backend);
         const qk_shape large = shape_of(128, 8, 2), small = shape_of(64, 4, 4);
-        test_world(&large, 0);
+        test_world(&large, 0, QK_BF16);
+        test_world(&large, 1, QK_I8);
         if (!subject.self) {
-            test_world(&large, 1);
-            test_world(&small, 0);
+            test_world(&large, 1, QK_BF16);
+            test_world(&small, 0, QK_BF16);
+            test_world(&small, 1, QK_I8);
         }
     }
     return tap_done();
