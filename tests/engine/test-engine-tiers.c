@@ -394,6 +394,7 @@ static void test_int8(void)
     for (int mock = 0; mock < 2; mock++) {
         et_set_backend(mock ? open_mock : NULL, NULL);
         mock_options = (qk_mock_options){.seed = 9, .delay_us_max = 200, .n_threads = 2};
+        g_test_message("on the %s", mock ? "mock" : "device");
         engine = engine_with(7, 400);
         g_autofree float *got = logits_of(engine, open_mode(engine, QE_CACHE_TIERED_INT8, 0), ids);
         g_assert_cmpmem(got, n * sizeof *got, want, n * sizeof *want);
