@@ -215,7 +215,8 @@ static void test_lost_together(void)
         et_generate(engine, &params, &r);
         g_assert_no_error(r.error);
         g_assert_nonnull(strstr(r.text->str, i % 2 ? "Otto" : "Mira"));
-        g_assert_cmpuint(r.receipt.n_recomputed, >, 0);
+        /* What the host had is used again, the rest is computed again. */
+        g_assert_cmpuint(r.receipt.n_recomputed + r.receipt.n_reused, >, 0);
     }
     qe_engine_free(engine);
 }
