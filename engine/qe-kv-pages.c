@@ -275,7 +275,9 @@ static bool take_device(qe_kv_pool *pool, qe_slot *slot, GError **error)
     g_autoptr(GError) local = NULL;
     if (qe_kv_slots_take(pool->device, slot, &local))
         return true;
-    if (g_error_matches(local, QE_ERROR, QE_ERROR_NO_MEMORY) && qe_kv_pool_evict_cached(pool, 1) > 0)
+    uint32_t n_used = qe_kv_slots_n_used(pool->device), n_max = qe_kv_slots_n_max(pool->device);
+    uint32_t n = n_used > n_max ? n_used - n_max + 1 : 1; /* after a cut of the budget one is not enough */
+    if (g_error_matches(local, QE_ERROR, QE_ERROR_NO_MEMORY) && qe_kv_pool_evict_cached(pool, n) > 0)
         return qe_kv_slots_take(pool->device, slot, error);
     g_propagate_error(error, g_steal_pointer(&local));
     return false;
@@ -705,10 +707,11 @@ uint32_t qe_kv_pool_n_cached(const qe_kv_pool *pool)
 
 uint32_t qe_kv_pool_n_available(const qe_kv_pool *pool)
 {
-    uint32_t n = qe_kv_slots_n_available(pool->device);
+    uint32_t n_used = qe_kv_slots_n_used(pool->device), n_max = qe_kv_slots_n_max(pool->device);
+    uint32_t n_over = n_used > n_max ? n_used - n_max : 0, n_cached = 0;
     for (qe_page page = pool->oldest_cached; page != QE_PAGE_NONE; page = pool->pages[page].newer)
-        n += pool->pages[page].device == COPY_READY && !is_moving(&pool->pages[page]);
-    return n;
+        n_cached += pool->pages[page].device == COPY_READY && !is_moving(&pool->pages[page]);
+    return qe_kv_slots_n_available(pool->device) + (n_cached > n_over ? n_cached - n_over : 0);
 }
 
 uint64_t qe_kv_pool_page_bytes(const qe_kv_pool *pool)
