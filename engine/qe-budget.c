@@ -71,10 +71,9 @@ static uint64_t available_memory(void)
 
 uint64_t qe_budget_host_bytes(uint64_t wanted, bool is_host)
 {
-    uint64_t available = available_memory();
     if (wanted)
         return wanted > 1 ? wanted : 0;
-    return is_host ? 0 : available / QE_HOST_MEMORY_DIVISOR;
+    return is_host ? 0 : available_memory() / QE_HOST_MEMORY_DIVISOR;
 }
 
 static bool refuse_device(const qe_budget *b, uint64_t left, uint64_t needed, GError **error)

@@ -84,32 +84,6 @@ static void preempt(qe_core *core, qe_request *request)
     qe_stats_touch(core->stats);
 }
 
-/* Frees the pages of the session that was used longest ago; sessions whose request waits come after idle ones. */
-bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep)
-{
-    qe_timeline *oldest = NULL;
-    GHashTableIter iter;
-    void *value;
-    g_hash_table_iter_init(&iter, core->timelines);
-    while (g_hash_table_iter_next(&iter, NULL, &value)) {
-        qe_timeline *t = value;
-        if (t == keep || qe_session_n_on_device(t->session) == 0)
-            continue;
-        if (t->request && t->request->state != QE_REQUEST_QUEUED)
-            continue;
-        if (!oldest || (t->request != NULL) < (oldest->request != NULL) ||
-            ((t->request != NULL) == (oldest->request != NULL) && t->last_used < oldest->last_used))
-            oldest = t;
-    }
-    if (!oldest)
-        return false;
-    qe_session_uncache(oldest->session, 0);
-    qe_session_release_reserved(oldest->session);
-    oldest->evicted = true;
-    qe_stats_touch(core->stats);
-    return true;
-}
-
 /* Whose pages go when no idle session has any: a paused request, else the youngest that is younger than @request. */
 static qe_request *pick_victim(qe_core *core, const qe_request *request)
 {
@@ -196,7 +170,7 @@ static uint32_t pages_promised(const qe_core *core, const qe_request *request)
 }
 
 /* Counts the pages of @session that have to stay on the device while it runs. */
-static void pin_pages(const qe_core *core, const qe_session *session, uint32_t *counts)
+static void pin_pages(const qe_session *session, uint32_t *counts)
 {
     const qe_page *pages = qe_session_pages(session);
     bool tiered = qe_session_get_policy(session)->tiered;
@@ -209,22 +183,18 @@ static void pin_pages(const qe_core *core, const qe_session *session, uint32_t *
 static bool may_start(qe_core *core, qe_request *request)
 {
     qe_kv_pool *pool = qe_session_pool(request->timeline->session);
-    g_array_set_size(core->page_counts, 0);
-    g_array_set_size(core->page_counts, qe_kv_pool_n_pages(pool));
-    uint32_t *counts = (uint32_t *)(void *)core->page_counts->data;
-    if (core->page_counts->len)
-        memset(counts, 0, core->page_counts->len * sizeof *counts);
+    uint32_t *counts = qe_core_page_counts(core, pool);
     uint64_t n_promised = 0;
     for (guint i = 0; i < core->running->len; i++) {
         const qe_request *r = core->running->pdata[i];
         if (is_paused(r) || qe_session_pool(r->timeline->session) != pool)
             continue;
-        pin_pages(core, r->timeline->session, counts);
+        pin_pages(r->timeline->session, counts);
         n_promised += pages_promised(core, r);
     }
-    pin_pages(core, request->timeline->session, counts);
+    pin_pages(request->timeline->session, counts);
     uint32_t n_pinned = 0;
-    for (guint i = 0; i < core->page_counts->len; i++)
+    for (uint32_t i = 0; i < qe_kv_pool_n_pages(pool); i++)
         n_pinned += counts[i] != 0;
     uint32_t n_needed = pages_promised(core, request);
     /* What the pool can really hold: less than its budget once the device refused a slab. */

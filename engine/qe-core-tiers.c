@@ -105,13 +105,19 @@ uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t)
 
 /* ---- Making room ---- */
 
-/* For each page of @pool: how many running sessions other than @but hold it. [n_pages] of core->page_counts. */
-static const uint32_t *count_pins(qe_core *core, const qe_kv_pool *pool, const qe_timeline *but)
+uint32_t *qe_core_page_counts(qe_core *core, const qe_kv_pool *pool)
 {
     guint n = MAX(qe_kv_pool_n_pages(pool), 1);
     g_array_set_size(core->page_counts, n);
-    uint32_t *pins = (uint32_t *)(void *)core->page_counts->data;
-    memset(pins, 0, n * sizeof *pins);
+    uint32_t *counts = (uint32_t *)(void *)core->page_counts->data;
+    memset(counts, 0, n * sizeof *counts);
+    return counts;
+}
+
+/* For each page of @pool: how many running sessions other than @but hold it. In the scratch of qe_core_page_counts(). */
+static const uint32_t *count_pins(qe_core *core, const qe_kv_pool *pool, const qe_timeline *but)
+{
+    uint32_t *pins = qe_core_page_counts(core, pool);
     for (guint i = 0; i < core->running->len; i++) {
         const qe_request *r = core->running->pdata[i];
         if (r->timeline != but && pool_of(r->timeline) == pool)
@@ -125,15 +131,16 @@ static bool is_idle(const qe_timeline *t)
     return !t->request || t->request->state == QE_REQUEST_QUEUED;
 }
 
-static int compare_last_used(gconstpointer a, gconstpointer b)
+/* Of two idle sessions, which gives its pages first: one whose request waits goes after those without any. */
+static int compare_idle(gconstpointer a, gconstpointer b)
 {
     const qe_timeline *x = *(qe_timeline *const *)a, *y = *(qe_timeline *const *)b;
-    if (is_idle(x) && is_idle(y) && (x->request != NULL) != (y->request != NULL))
-        return x->request ? 1 : -1; /* one whose request waits goes after those without any */
+    if ((x->request != NULL) != (y->request != NULL))
+        return x->request ? 1 : -1;
     return (x->last_used > y->last_used) - (x->last_used < y->last_used);
 }
 
-/* Idle sessions of @pool but @keep, the one used longest ago first. */
+/* Idle sessions of @pool (NULL: of all) that have pages, but @keep, the one used longest ago first. */
 static GPtrArray *list_idle(qe_core *core, const qe_kv_pool *pool, const qe_timeline *keep)
 {
     GPtrArray *list = g_ptr_array_new();
@@ -142,11 +149,33 @@ static GPtrArray *list_idle(qe_core *core, const qe_kv_pool *pool, const qe_time
     g_hash_table_iter_init(&iter, core->timelines);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         qe_timeline *t = value;
-        if (t != keep && pool_of(t) == pool && is_idle(t) && qe_session_n_pages(t->session) > 0)
+        if (t != keep && (!pool || pool_of(t) == pool) && is_idle(t) && qe_session_n_pages(t->session) > 0)
             g_ptr_array_add(list, t);
     }
-    g_ptr_array_sort(list, compare_last_used);
+    g_ptr_array_sort(list, compare_idle);
     return list;
+}
+
+/* The session's pages go, in all tiers; it computes its tokens again. */
+static void give_up(qe_core *core, qe_timeline *t)
+{
+    qe_session_uncache(t->session, 0);
+    qe_session_release_reserved(t->session);
+    t->evicted = true;
+    qe_stats_touch(core->stats);
+}
+
+bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep)
+{
+    g_autoptr(GPtrArray) idle = list_idle(core, NULL, keep);
+    for (guint i = 0; i < idle->len; i++) {
+        qe_timeline *t = idle->pdata[i];
+        if (qe_session_n_on_device(t->session) > 0) {
+            give_up(core, t);
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Takes note of a copy that is on its way, waiting for it, so that its page can give up a slot. */
@@ -256,13 +285,10 @@ static bool make_host_room(qe_core *core, const qe_timeline *keep)
     g_autoptr(GPtrArray) idle = list_idle(core, pool_of(keep), keep);
     for (guint i = 0; i < idle->len; i++) {
         qe_timeline *t = idle->pdata[i];
-        if (!qe_session_get_policy(t->session)->tiered)
-            continue;
-        qe_session_uncache(t->session, 0);
-        qe_session_release_reserved(t->session);
-        t->evicted = true;
-        qe_stats_touch(core->stats);
-        return true;
+        if (qe_session_get_policy(t->session)->tiered) {
+            give_up(core, t);
+            return true;
+        }
     }
     return false;
 }

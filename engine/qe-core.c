@@ -184,13 +184,9 @@ static bool check_budget(qe_core *core, GError **error)
 
 /* A page's bytes depend on the model, the layout, and the kernels that computed it: pages of one kind are never found by
  * a session of another. */
-static void set_seed(qe_core *core, qe_kv_pool *pool, const qk_kv_layout *l, uint8_t digest[32])
+static void set_seed(const qe_core *core, qe_kv_pool *pool, const qk_kv_layout *l, uint8_t digest[32])
 {
     uint8_t fingerprint[QE_MODEL_FINGERPRINT_BYTES];
-    qk_backend_info info;
-    qk_backend_get_info(core->backend, &info);
-    g_free(core->numerics);
-    core->numerics = g_strdup_printf("%s|%s", info.name, core->opener.isa ? core->opener.isa : "");
     qe_model_get_fingerprint(core->model, fingerprint);
     g_autoptr(GChecksum) sum = g_checksum_new(G_CHECKSUM_SHA256);
     g_autofree char *text = g_strdup_printf("quire kv 1|%s|%d|%u|%" G_GUINT64_FORMAT "|%" G_GUINT64_FORMAT
@@ -210,6 +206,10 @@ static void set_seed(qe_core *core, qe_kv_pool *pool, const qk_kv_layout *l, uin
 static void make_pools(qe_core *core, uint32_t n_pages)
 {
     const qk_kv_layout *layouts[QE_KV_CLASSES] = {&core->params.layout, &core->params.layout_1};
+    qk_backend_info info;
+    qk_backend_get_info(core->backend, &info);
+    g_free(core->numerics);
+    core->numerics = g_strdup_printf("%s|%s", info.name, core->opener.isa ? core->opener.isa : "");
     core->device_ledger = (qe_kv_ledger){.bytes_max = n_pages * layouts[0]->page_bytes};
     core->host_ledger = (qe_kv_ledger){.bytes_max = core->host_bytes};
     for (int c = 0; c < QE_KV_CLASSES; c++) {

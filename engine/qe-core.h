@@ -19,9 +19,6 @@
 
 G_BEGIN_DECLS
 
-/* Page classes: 0 is the engine's own (bf16 or f32), exact; 1 is int8. A plan's kv_class. */
-#define QE_KV_CLASSES 2
-
 /* A session and what the engine keeps about it. */
 typedef struct qe_timeline {
     uint64_t id;
@@ -107,7 +104,7 @@ struct qe_core {
     uint32_t rotate;
     GError *lost;        /* the device was lost; cleared by recovery */
     char *cpu_reason;    /* why the CPU computes although there is a better backend; NULL when it does not */
-    GArray *page_counts; /* uint32_t scratch */
+    GArray *page_counts; /* uint32_t: of qe_core_page_counts() */
     bool trim_due;       /* pages were given back: slabs may go when nothing runs */
     qk_backend_info device_info; /* as of the last look: see device_looked */
     gint64 device_looked;        /* monotonic microseconds; 0: never on this backend */
@@ -132,9 +129,12 @@ void qe_core_generate(qe_core *core, qe_request *request);
 
 /* Another budget of KV memory (0: the default). One that the device has not the memory for changes nothing. */
 void qe_core_set_kv_bytes(qe_core *core, uint64_t kv_bytes_max);
-bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep); /* frees an idle session's device pages */
 
 /* Tiers (qe-core-tiers.c). */
+/* A scratch counter a page of @pool, zeroed: [n_pages]. One at a time. */
+uint32_t *qe_core_page_counts(qe_core *core, const qe_kv_pool *pool);
+/* All pages of the idle session, other than @keep, that was used longest ago and has any on the device. */
+bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep);
 void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *config);
 uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t); /* tokens that the session can hold */
 /* Gives up device copies of idle sessions' pages that the host has too; at most @n. Returns how many went. */

@@ -99,20 +99,6 @@ static void free_arrays(qe_kv_pool *pool)
     pool->n_to_store = pool->n_moving = pool->n_loading = pool->n_importing = pool->n_pinned = 0;
 }
 
-void qe_kv_pool_forget(qe_kv_pool *pool)
-{
-    qe_kv_pool_clear_moves(pool);
-    qk_backend *backend = pool->backend;
-    g_assert(pool->n_importing == 0 && pool->n_pinned == 0);
-    qe_kv_slots_detach(pool->device);
-    qe_kv_slots_attach(pool->device, backend);
-    for (qe_page page = 0; pool->host && page < pool->n_pages; page++) {
-        if (pool->pages[page].host != COPY_NONE)
-            qe_kv_slots_give(pool->host, pool->pages[page].host_slot);
-    }
-    free_arrays(pool);
-}
-
 void qe_kv_pool_free(qe_kv_pool *pool)
 {
     if (pool == NULL)

@@ -24,6 +24,9 @@
 
 G_BEGIN_DECLS
 
+/* Page classes, a pool each: 0 is the engine's own (bf16 or f32), exact; 1 is int8. A plan's kv_class. */
+#define QE_KV_CLASSES 2
+
 typedef uint32_t qe_page;
 #define QE_PAGE_NONE UINT32_MAX
 
@@ -42,9 +45,6 @@ void qe_kv_pool_add_host(qe_kv_pool *pool, uint32_t n_max, uint32_t slab_pages, 
     qe_kv_ledger *device_ledger, qe_kv_ledger *host_ledger);
 void qe_kv_pool_set_seed(qe_kv_pool *pool, const qe_page_key *seed); /* the parent of a first page's key */
 void qe_kv_pool_free(qe_kv_pool *pool); /* NULL is fine; no page may have a reference, no step may run */
-/* After a lost device: forgets all pages and frees the slabs, which is all that a lost backend allows. Page tables are
- * emptied beforehand with qe_session_drop_pages(). The pool is then as new. */
-void qe_kv_pool_forget(qe_kv_pool *pool);
 /* After a lost device: device copies and what was moving are gone; pages that the host has stay. Those that have no copy
  * left are the page tables' to drop (qe_session_drop_lost). Then the backend may be freed. */
 void qe_kv_pool_detach(qe_kv_pool *pool);

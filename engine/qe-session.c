@@ -57,10 +57,18 @@ qe_session *qe_session_new(qe_kv_pool *pool, uint64_t id)
     return self;
 }
 
+/* An entry of the page table becomes another page; the reference to the one before is the caller's. */
+static void set_page(qe_session *self, uint32_t i, qe_page page)
+{
+    *page_at(self, i) = page;
+    self->off_epoch = 0;
+}
+
 /* Gives back the references past the first @n_keep entries, last page first. */
 static void cut_page_table(qe_session *self, uint32_t n_keep)
 {
     g_assert(n_keep <= self->pages->len);
+    self->off_epoch = 0;
     for (uint32_t i = self->pages->len; i-- > n_keep;)
         qe_kv_page_unref(self->pool, *page_at(self, i));
     g_array_set_size(self->pages, n_keep);
@@ -219,16 +227,16 @@ bool qe_session_reserve(qe_session *self, uint32_t n_tokens, GError **error)
         return reserve_contiguous(self, n_tokens, error);
 
     uint32_t n_before = self->pages->len, n_pages = pages_for(n_tokens);
-    qe_page *cut = has_cut_page(self) ? page_at(self, self->n_cached / QK_PAGE_TOKENS) : NULL;
-    qe_page shared = QE_PAGE_NONE; /* the cut page that a copy has replaced */
-    if (cut != NULL && qe_kv_page_can_unseal(self->pool, *cut)) {
-        qe_kv_page_unseal(self->pool, *cut);
-    } else if (cut != NULL) {
+    uint32_t at = self->n_cached / QK_PAGE_TOKENS;
+    qe_page cut = has_cut_page(self) ? *page_at(self, at) : QE_PAGE_NONE;
+    bool replaced = cut != QE_PAGE_NONE && !qe_kv_page_can_unseal(self->pool, cut); /* by a copy */
+    if (replaced) {
         qe_page copy;
-        if (!qe_kv_page_copy(self->pool, *cut, &copy, error))
+        if (!qe_kv_page_copy(self->pool, cut, &copy, error))
             return false;
-        shared = *cut;
-        *cut = copy;
+        set_page(self, at, copy);
+    } else if (cut != QE_PAGE_NONE) {
+        qe_kv_page_unseal(self->pool, cut);
     }
 
     while (self->pages->len < n_pages) {
@@ -237,16 +245,15 @@ bool qe_session_reserve(qe_session *self, uint32_t n_tokens, GError **error)
             goto fail;
         g_array_append_val(self->pages, page);
     }
-    if (shared != QE_PAGE_NONE)
-        qe_kv_page_unref(self->pool, shared);
+    if (replaced)
+        qe_kv_page_unref(self->pool, cut);
     return true;
 
 fail: /* all or nothing: what others could use is given back */
     cut_page_table(self, n_before);
-    if (shared != QE_PAGE_NONE) {
-        cut = page_at(self, self->n_cached / QK_PAGE_TOKENS);
-        qe_kv_page_unref(self->pool, *cut);
-        *cut = shared;
+    if (replaced) {
+        qe_kv_page_unref(self->pool, *page_at(self, at));
+        set_page(self, at, cut);
     }
     return false;
 }
@@ -255,16 +262,16 @@ fail: /* all or nothing: what others could use is given back */
  * it, stay private. */
 static void offer_page(qe_session *self, uint32_t i)
 {
-    qe_page *page = page_at(self, i);
+    qe_page page = *page_at(self, i);
     const qe_page_key *parent = i > 0 ? qe_kv_page_key(self->pool, *page_at(self, i - 1)) : NULL;
     if (self->policy.shared && (i == 0 || parent)) {
         qe_page_key copy = parent ? *parent : (qe_page_key){{0}};
-        *page = qe_kv_page_publish(
-            self->pool, *page, parent ? &copy : NULL, qe_session_ids(self) + (gsize)i * QK_PAGE_TOKENS);
-        self->off_epoch = 0;
+        page = qe_kv_page_publish(
+            self->pool, page, parent ? &copy : NULL, qe_session_ids(self) + (gsize)i * QK_PAGE_TOKENS);
+        set_page(self, i, page);
     }
     if (self->policy.tiered)
-        qe_kv_page_store(self->pool, *page);
+        qe_kv_page_store(self->pool, page);
 }
 
 void qe_session_commit(qe_session *self, uint32_t n)
@@ -310,12 +317,6 @@ void qe_session_rewind(qe_session *self, uint32_t n_tokens)
         n_turns--;
     g_array_set_size(self->turns, n_turns);
     qe_session_uncache(self, n_tokens);
-}
-
-void qe_session_drop_pages(qe_session *self)
-{
-    self->n_cached = 0;
-    g_array_set_size(self->pages, 0);
 }
 
 void qe_session_drop_lost(qe_session *self)
@@ -377,7 +378,6 @@ uint32_t qe_session_adopt(qe_session *self, uint32_t n_tokens)
         if (page == QE_PAGE_NONE)
             break;
         cut_page_table(self, i); /* a page of ours that is part filled, and what was reserved */
-        self->off_epoch = 0;
         g_array_append_val(self->pages, page);
         self->n_cached = (i + 1) * QK_PAGE_TOKENS;
         if (self->policy.tiered)

@@ -75,8 +75,6 @@ void qe_session_release_reserved(qe_session *self); /* gives back pages past cei
 void qe_session_rewind(qe_session *self, uint32_t n_tokens);
 /* Only the KV: at most @n_tokens stay cached (ids stay and will be computed again). Reserved pages go. */
 void qe_session_uncache(qe_session *self, uint32_t n_tokens);
-void qe_session_drop_pages(
-    qe_session *self); /* after a lost device: n_cached = 0, page table empty, no unref */
 /* After a lost device, the pool detached: keeps the longest prefix whose pages the host has. */
 void qe_session_drop_lost(qe_session *self);
 

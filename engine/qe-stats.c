@@ -132,6 +132,11 @@ static void extend_history(qe_stats *self, gint64 now, const uint32_t used[1 + Q
     memcpy(self->last_used, used, sizeof self->last_used);
 }
 
+static bool is_loaded(const qe_stats_input *input)
+{
+    return input->pools && input->pools[0];
+}
+
 /* Which tier shows @page: the fastest that has it. */
 static qe_tier tier_of(const qe_stats_input *input, const qe_kv_pool *pool, qe_page page)
 {
@@ -255,11 +260,11 @@ static void fill_disk(qe_snapshot *view, const qe_stats_disk *disk)
 
 static void fill_tiers(qe_snapshot *view, const qe_stats_input *input, char *gpu)
 {
-    bool loaded = input->pools && input->pools[0];
+    bool loaded = is_loaded(input);
     qe_tier_view *host = &view->tiers[QE_TIER_HOST];
     qe_tier_view *home = &view->tiers[input->is_host || !loaded ? QE_TIER_HOST : QE_TIER_GPU];
     fill_disk(view, input->disk);
-    for (int c = 0; loaded && c < QE_STATS_POOLS && input->pools[c]; c++)
+    for (int c = 0; loaded && c < QE_KV_CLASSES && input->pools[c]; c++)
         add_pool(view, input->pools[c], input->is_host, home);
     if (loaded) {
         /* The budget is of bytes; in pages of the engine's own class. */
@@ -287,8 +292,8 @@ static void fill_device(qe_device_view *view, const qe_stats_input *input)
         .memory_total = d->memory_total,
         .memory_used = d->memory_total - MIN(d->memory_free, d->memory_total),
         .memory_process = d->memory_process,
-        .weights = input->pools ? input->weights : 0,
-        .workspace = input->pools ? input->workspace : 0,
+        .weights = is_loaded(input) ? input->weights : 0,
+        .workspace = is_loaded(input) ? input->workspace : 0,
         .utilization = d->utilization,
     };
 }
@@ -310,7 +315,7 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
     fill_tiers(&s->view, input, g_strdup(input->cpu_reason ? input->cpu_reason : self->gpu_reason));
     if (input->device)
         fill_device(&s->view.device, input);
-    if (input->pools && input->pools[0])
+    if (is_loaded(input))
         fill_cells(s, input);
     measure_rates(self, now, &s->view);
     uint32_t used[1 + QE_N_TIERS] = {0};

@@ -14,8 +14,6 @@ G_BEGIN_DECLS
 
 typedef struct qe_stats qe_stats;
 
-#define QE_STATS_POOLS 2
-
 typedef struct {
     qe_session *session;
     bool running;
@@ -34,7 +32,7 @@ typedef struct {
 /* What a publication reads. */
 typedef struct {
     qe_kv_pool *const
-        *pools;   /* [QE_STATS_POOLS] by page class, NULL at the end; the first NULL: no model is loaded */
+        *pools;   /* [QE_KV_CLASSES] by page class, NULL at the end; the first NULL: no model is loaded */
     bool is_host; /* the pool's pages lie in host memory */
     const char
         *cpu_reason; /* why the CPU computes although there is a card; NULL: the card's own reason counts */

@@ -170,9 +170,11 @@ static void add_pages(const lane *l, qk_plan *plan, const qe_step_member *m, con
 {
     const uint32_t span_pages = QK_SPAN_TOKENS / QK_PAGE_TOKENS;
     bool on_cpu = l->heavy && l->path == QE_HOST_PATH_CPU && plan->host_pages && m->n_rows == 1;
+    bool outside = false; /* the span that page i is in */
     for (uint32_t i = 0; i < n_pages; i++) {
         uint32_t at = plan->n_pages + i;
-        bool outside = on_cpu && is_outside(pool, pages, i / span_pages, m->start);
+        if (i % span_pages == 0)
+            outside = on_cpu && is_outside(pool, pages, i / span_pages, m->start);
         plan->pages[at] = outside ? 0 : qe_kv_page_plan_address(pool, pages[i]);
         if (plan->host_pages)
             plan->host_pages[at] = outside ? qe_kv_page_host(pool, pages[i]) : NULL;
