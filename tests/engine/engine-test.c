@@ -57,6 +57,28 @@ qe_generate_params et_user(qe_session_id session, const char *text, qe_message *
     return params;
 }
 
+qe_generate_params et_ids(qe_session_id session, const uint32_t *ids, uint32_t n, uint32_t max_tokens)
+{
+    qe_generate_params params;
+    qe_generate_params_init(&params, NULL);
+    params.session = session;
+    params.ids = ids;
+    params.n_ids = n;
+    params.max_tokens = max_tokens;
+    return params;
+}
+
+GArray *et_some_ids(uint32_t n, uint32_t seed)
+{
+    GArray *ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_autoptr(GRand) rand = g_rand_new_with_seed(seed);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = (uint32_t)g_rand_int_range(rand, 10, 2000);
+        g_array_append_val(ids, id);
+    }
+    return ids;
+}
+
 void et_finish(qe_request *request, et_result *result)
 {
     et_result_clear(result);

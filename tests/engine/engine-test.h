@@ -29,6 +29,9 @@ G_DEFINE_AUTO_CLEANUP_CLEAR_FUNC(et_result, et_result_clear)
 
 /* Greedy parameters with @session's next user message. @message: storage that outlives the call. */
 qe_generate_params et_user(qe_session_id session, const char *text, qe_message *message);
+/* Greedy parameters with the whole conversation as ids (borrowed). */
+qe_generate_params et_ids(qe_session_id session, const uint32_t *ids, uint32_t n, uint32_t max_tokens);
+GArray *et_some_ids(uint32_t n, uint32_t seed);         /* uint32_t: random ids of ordinary tokens */
 void et_finish(qe_request *request, et_result *result); /* takes until DONE; frees @request */
 void et_generate(qe_engine *engine, const qe_generate_params *params, et_result *result);
 /* A user turn, greedy, to its end. */

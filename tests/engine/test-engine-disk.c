@@ -60,25 +60,10 @@ static qe_session_id open_key(qe_engine *engine, const char *key)
     return id;
 }
 
-static GArray *some_ids(uint32_t n, uint32_t seed)
-{
-    GArray *ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
-    g_autoptr(GRand) rand = g_rand_new_with_seed(seed);
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t id = (uint32_t)g_rand_int_range(rand, 10, 2000);
-        g_array_append_val(ids, id);
-    }
-    return ids;
-}
-
 static qe_generate_params params_of(qe_session_id session, const GArray *ids)
 {
-    qe_generate_params params;
-    qe_generate_params_init(&params, NULL);
-    params.session = session;
-    params.ids = (const uint32_t *)(const void *)ids->data;
-    params.n_ids = ids->len;
-    params.max_tokens = N_TOKENS;
+    qe_generate_params params =
+        et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, N_TOKENS);
     params.ignore_eos = true;
     return params;
 }
@@ -298,7 +283,7 @@ static void restart(bool mock)
 {
     char *dir = scratch();
     use_backend(mock);
-    g_autoptr(GArray) ids = some_ids(300, 3);
+    g_autoptr(GArray) ids = et_some_ids(300, 3);
     g_auto(et_result) first = {0};
     qe_engine *engine = engine_with(dir);
     ask(engine, open_key(engine, "one"), ids, &first);
@@ -309,7 +294,7 @@ static void restart(bool mock)
     /* The reply too, whose last token was never computed. */
     g_array_append_vals(ids, first.ids->data, first.ids->len);
     uint32_t n_computed = ids->len - 1;
-    g_autoptr(GArray) more = some_ids(40, 4);
+    g_autoptr(GArray) more = et_some_ids(40, 4);
     g_array_append_vals(ids, more->data, more->len);
     resume(dir, "one", ids, n_computed / 16 * 16, false);
     /* And what that turn added. */
@@ -369,7 +354,7 @@ static void test_close(void)
     for (int mock = 0; mock < 2; mock++) {
         char *dir = scratch();
         use_backend(mock);
-        g_autoptr(GArray) ids = some_ids(200, 8);
+        g_autoptr(GArray) ids = et_some_ids(200, 8);
         qe_engine *engine = engine_with(dir);
         for (int i = 0; i < 3; i++) {
             g_auto(et_result) r = {0};
@@ -389,7 +374,7 @@ static void test_edit(void)
 {
     char *dir = scratch();
     use_backend(false);
-    g_autoptr(GArray) a = some_ids(300, 20), b = some_ids(260, 21);
+    g_autoptr(GArray) a = et_some_ids(300, 20), b = et_some_ids(260, 21);
     memcpy(b->data, a->data, 150 * sizeof(uint32_t));
     g_auto(et_result) r = {0};
     qe_engine *engine = engine_with(dir);
@@ -440,7 +425,7 @@ static void damage_files(const char *dir, damage kind)
 /* Damage costs a prefill from where it is, is told, and the files are whole again afterwards. */
 static void test_damage(void)
 {
-    g_autoptr(GArray) mine = some_ids(300, 30), theirs = some_ids(300, 31);
+    g_autoptr(GArray) mine = et_some_ids(300, 30), theirs = et_some_ids(300, 31);
     for (int mock = 0; mock < 2; mock++) {
         use_backend(mock);
         for (int kind = 0; kind < N_DAMAGES; kind++) {
@@ -461,7 +446,7 @@ static void test_other_digest(void)
 {
     char *dir = scratch();
     use_backend(false);
-    g_autoptr(GArray) ids = some_ids(200, 40);
+    g_autoptr(GArray) ids = et_some_ids(200, 40);
     save(dir, "k", ids);
     for (int i = 0; i < 2; i++) {
         g_auto(et_result) r = {0};
@@ -479,7 +464,7 @@ static void test_quota(void)
 {
     char *dir = scratch();
     use_backend(false);
-    g_autoptr(GArray) ids = some_ids(300, 50);
+    g_autoptr(GArray) ids = et_some_ids(300, 50);
     g_auto(et_result) expected = {0};
     want(ids, &expected);
     for (int i = 0; i < 2; i++) {
@@ -498,8 +483,8 @@ static void test_quota(void)
 /* Hardly any host memory: as much comes back as fits, and pages on their way out keep nobody from theirs. */
 static void test_little_memory(void)
 {
-    g_autoptr(GArray) ids = some_ids(300, 51);
-    g_autoptr(GArray) other = some_ids(310, 52);
+    g_autoptr(GArray) ids = et_some_ids(300, 51);
+    g_autoptr(GArray) other = et_some_ids(310, 52);
     for (int mock = 0; mock < 2; mock++) {
         char *dir = scratch();
         use_backend(mock);
@@ -533,7 +518,7 @@ static void test_delete(void)
 {
     char *dir = scratch();
     use_backend(false);
-    g_autoptr(GArray) a = some_ids(200, 60), b = some_ids(200, 61);
+    g_autoptr(GArray) a = et_some_ids(200, 60), b = et_some_ids(200, 61);
     save(dir, "a", a);
     save(dir, "b", b);
     g_autofree char *pages = file_of(dir, "a", ".pages");
@@ -569,7 +554,7 @@ static void test_two(void)
         et_result expected[N] = {{0}}, got[N] = {{0}};
         GArray *ids[N];
         for (int i = 0; i < N; i++) {
-            ids[i] = some_ids(200 + 16 * (uint32_t)i, 70 + (uint32_t)i);
+            ids[i] = et_some_ids(200 + 16 * (uint32_t)i, 70 + (uint32_t)i);
             want(ids[i], &expected[i]);
         }
         for (int round = 0; round < 2; round++) {
@@ -604,7 +589,7 @@ static void test_not_kept(void)
 {
     char *dir = scratch();
     use_backend(false);
-    g_autoptr(GArray) ids = some_ids(200, 80);
+    g_autoptr(GArray) ids = et_some_ids(200, 80);
     for (int i = 0; i < 3; i++) {
         g_autoptr(GError) error = NULL;
         g_auto(et_result) r = {0};
@@ -629,7 +614,7 @@ static void test_unusable(void)
 {
     char *dir = scratch();
     use_backend(false);
-    g_autoptr(GArray) ids = some_ids(100, 81);
+    g_autoptr(GArray) ids = et_some_ids(100, 81);
     g_autofree char *missing = g_build_filename(dir, "not", "there", NULL);
     qe_engine *owner = engine_with(dir);
     const char *const dirs[] = {missing, dir, NULL};
@@ -657,7 +642,7 @@ static void test_cancel(void)
     for (int mock = 0; mock < 2; mock++) {
         char *dir = scratch();
         use_backend(mock);
-        g_autoptr(GArray) ids = some_ids(300, 90);
+        g_autoptr(GArray) ids = et_some_ids(300, 90);
         save(dir, "k", ids);
         qe_engine *engine = engine_with(dir);
         for (int i = 0; i < 6; i++) {
@@ -685,7 +670,7 @@ static void test_cancel(void)
 /* The device goes while pages are written and read: after the recovery, and after a restart, all is as it should be. */
 static void test_lost(void)
 {
-    g_autoptr(GArray) ids = some_ids(300, 95);
+    g_autoptr(GArray) ids = et_some_ids(300, 95);
     g_auto(et_result) expected = {0};
     use_backend(true);
     want(ids, &expected);
@@ -725,7 +710,7 @@ static void test_lost(void)
 
 static GArray *child_ids(uint32_t turn)
 {
-    GArray *ids = some_ids(60 + 60 * turn, 99);
+    GArray *ids = et_some_ids(60 + 60 * turn, 99);
     return ids;
 }
 

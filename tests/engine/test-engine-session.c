@@ -428,9 +428,9 @@ static void test_lost(void)
     g_assert_false(qe_session_reserve(s[1], 41, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_DEVICE_LOST);
     must_check(&f, s, 2);
+    qe_kv_pool_detach(f.pool);
     for (uint32_t i = 0; i < 2; i++)
-        qe_session_drop_pages(s[i]);
-    qe_kv_pool_forget(f.pool);
+        qe_session_drop_lost(s[i]);
     must_check(&f, s, 2);
     g_assert_cmpuint(qe_session_n_ids(s[0]), ==, 70); /* the tokens are kept */
     g_assert_cmpuint(qe_session_n_cached(s[0]), ==, 0);

@@ -80,17 +80,6 @@ static float *logits_of(qe_engine *engine, qe_session_id session, const GArray *
     return out;
 }
 
-static GArray *some_ids(uint32_t n, uint32_t seed)
-{
-    GArray *ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
-    g_autoptr(GRand) rand = g_rand_new_with_seed(seed);
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t id = (uint32_t)g_rand_int_range(rand, 10, 2000);
-        g_array_append_val(ids, id);
-    }
-    return ids;
-}
-
 typedef struct {
     qe_cache_mode mode;
     uint32_t gpu_tokens, n_device, n_host;
@@ -111,7 +100,7 @@ static void same_in_all_modes(const char *backend)
 {
     et_result want[N_TURNS] = {0}, got[N_TURNS] = {0};
     et_set_backend(NULL, NULL);
-    g_autoptr(GArray) ids = some_ids(450, 7);
+    g_autoptr(GArray) ids = et_some_ids(450, 7);
     qe_engine *engine = engine_with(4000, 0);
     qe_session_id session = open_mode(engine, QE_CACHE_SESSION, 0);
     talk(engine, session, want);
@@ -216,7 +205,7 @@ static void test_shared(void)
 {
     et_set_backend(NULL, NULL);
     qe_engine *engine = engine_with(400, 0);
-    g_autoptr(GArray) ids = some_ids(200, 11);
+    g_autoptr(GArray) ids = et_some_ids(200, 11);
     for (int i = 0; i < 4; i++) {
         g_autoptr(GError) error = NULL;
         qe_session_options options;
@@ -224,12 +213,7 @@ static void test_shared(void)
         options.cache.use_cache = i != 2;
         qe_session_id session = qe_engine_open_session_with(engine, &options, &error);
         g_assert_no_error(error);
-        qe_generate_params params;
-        qe_generate_params_init(&params, NULL);
-        params.session = session;
-        params.ids = (const uint32_t *)(const void *)ids->data;
-        params.n_ids = ids->len;
-        params.max_tokens = 4;
+        qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 4);
         g_auto(et_result) r = {0};
         et_generate(engine, &params, &r);
         g_assert_no_error(r.error);
@@ -245,16 +229,12 @@ static void test_not_shared(void)
 {
     et_set_backend(NULL, NULL);
     qe_engine *engine = engine_with(400, 0);
-    g_autoptr(GArray) ids = some_ids(100, 11);
+    g_autoptr(GArray) ids = et_some_ids(100, 11);
     for (int i = 0; i < 2; i++) {
         if (i == 1)
             g_array_index(ids, uint32_t, 3)++;
-        qe_generate_params params;
-        qe_generate_params_init(&params, NULL);
-        params.session = open_mode(engine, QE_CACHE_SESSION, 0);
-        params.ids = (const uint32_t *)(const void *)ids->data;
-        params.n_ids = ids->len;
-        params.max_tokens = 2;
+        qe_session_id session = open_mode(engine, QE_CACHE_SESSION, 0);
+        qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 2);
         g_auto(et_result) r = {0};
         et_generate(engine, &params, &r);
         g_assert_no_error(r.error);
@@ -268,32 +248,25 @@ static void test_closed(void)
 {
     et_set_backend(NULL, NULL);
     qe_engine *engine = engine_with(60, 60);
-    g_autoptr(GArray) ids = some_ids(200, 5);
+    g_autoptr(GArray) ids = et_some_ids(200, 5);
     for (int i = 0; i < 3; i++) {
         qe_session_id session = open_mode(engine, QE_CACHE_TIERED, 0);
-        qe_generate_params params;
-        qe_generate_params_init(&params, NULL);
-        params.session = session;
-        params.ids = (const uint32_t *)(const void *)ids->data;
-        params.n_ids = ids->len;
-        params.max_tokens = 4;
+        qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 4);
         g_auto(et_result) r = {0};
         et_generate(engine, &params, &r);
         g_assert_no_error(r.error);
         g_assert_cmpuint(r.receipt.n_reused, ==, i == 1 ? 192 : 0);
         qe_engine_close_session(engine, session);
         if (i == 1) { /* fills all tiers: the cached pages go */
-            g_autoptr(GArray) other = some_ids(900, 6);
+            g_autoptr(GArray) other = et_some_ids(900, 6);
             session = open_mode(engine, QE_CACHE_TIERED, 0);
-            params.session = session;
-            params.ids = (const uint32_t *)(const void *)other->data;
-            params.n_ids = other->len;
+            params = et_ids(session, (const uint32_t *)(const void *)other->data, other->len, 4);
             g_auto(et_result) q = {0};
             et_generate(engine, &params, &q);
             g_assert_no_error(q.error);
             g_assert_cmpuint(q.receipt.n_reused, ==, 0);
             qe_engine_close_session(engine, session);
-            ids = (g_array_unref(ids), some_ids(200, 55));
+            ids = (g_array_unref(ids), et_some_ids(200, 55));
         }
     }
     qe_engine_free(engine);
@@ -372,7 +345,7 @@ static void test_config(void)
 /* Int8 pages: the same in every placement and on both devices, near the exact logits, and never shared with exact ones. */
 static void test_int8(void)
 {
-    g_autoptr(GArray) ids = some_ids(450, 7);
+    g_autoptr(GArray) ids = et_some_ids(450, 7);
     et_set_backend(NULL, NULL);
     qe_engine *engine = engine_with(400, 400);
     qe_engine_status status;

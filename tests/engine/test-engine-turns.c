@@ -5,24 +5,12 @@
 
 static const uint32_t hello[] = {6140, 1649, 198, 1082, 0, 6141, 198, 6140, 1654, 198};
 
-static qe_generate_params ids_params(
-    qe_session_id session, const uint32_t *ids, uint32_t n, uint32_t max_tokens)
-{
-    qe_generate_params params;
-    qe_generate_params_init(&params, NULL);
-    params.session = session;
-    params.ids = ids;
-    params.n_ids = n;
-    params.max_tokens = max_tokens;
-    return params;
-}
-
 /* The same prompt twice: one token is computed again, because logits exist only then; then a shorter prompt. */
 static void test_same_prompt(void)
 {
     qe_engine *engine = et_engine_new(NULL);
     qe_session_id session = et_open(engine);
-    qe_generate_params params = ids_params(session, hello, G_N_ELEMENTS(hello), 8);
+    qe_generate_params params = et_ids(session, hello, G_N_ELEMENTS(hello), 8);
     g_auto(et_result) first = {0};
     g_auto(et_result) again = {0};
     et_generate(engine, &params, &first);
@@ -38,8 +26,8 @@ static void test_same_prompt(void)
     g_assert_cmpuint(again.receipt.n_new, ==, 10);
     et_assert_same(&first, &again);
 
-    qe_generate_params shorter = ids_params(session, hello, 5, 8);
-    qe_generate_params fresh = ids_params(et_open(engine), hello, 5, 8);
+    qe_generate_params shorter = et_ids(session, hello, 5, 8);
+    qe_generate_params fresh = et_ids(et_open(engine), hello, 5, 8);
     et_generate(engine, &shorter, &first);
     et_generate(engine, &fresh, &again);
     g_assert_cmpuint(first.receipt.n_reused, ==, 4);
@@ -136,7 +124,7 @@ static void assert_session_ids(
     g_autoptr(GError) error = NULL;
     qe_session_id fork = qe_engine_fork_session(engine, session, QE_KEEP_ALL, &error);
     g_assert_no_error(error);
-    qe_generate_params params = ids_params(fork, (const uint32_t *)(const void *)ids->data, ids->len, 1);
+    qe_generate_params params = et_ids(fork, (const uint32_t *)(const void *)ids->data, ids->len, 1);
     g_auto(et_result) r = {0};
     et_generate(engine, &params, &r);
     g_assert_no_error(r.error);
@@ -271,7 +259,7 @@ static void test_cancelled_in_think(void)
     g_assert_cmpuint(next.receipt.n_reused, >=, cut.receipt.n_prompt + ids->len - 1);
     g_assert_cmpuint(next.receipt.n_recomputed, ==, 0);
     qe_generate_params exact =
-        ids_params(et_open(engine), (const uint32_t *)(const void *)want->data, want->len, 0);
+        et_ids(et_open(engine), (const uint32_t *)(const void *)want->data, want->len, 0);
     et_generate(engine, &exact, &fresh);
     g_assert_no_error(fresh.error);
     et_assert_same(&next, &fresh);
@@ -366,7 +354,7 @@ static void test_context(void)
     g_auto(et_result) r = {0};
     const uint32_t max_tokens[] = {100, 0, INT32_MAX, UINT32_MAX};
     for (guint i = 0; i < G_N_ELEMENTS(max_tokens); i++) {
-        qe_generate_params params = ids_params(et_open(engine), ids, 30, max_tokens[i]);
+        qe_generate_params params = et_ids(et_open(engine), ids, 30, max_tokens[i]);
         params.ignore_eos = true;
         et_generate(engine, &params, &r);
         g_assert_no_error(r.error);
@@ -374,14 +362,14 @@ static void test_context(void)
         g_assert_cmpstr(qe_finish_name(r.finish), ==, "length");
         g_assert_cmpuint(r.ids->len, ==, 2);
     }
-    qe_generate_params full = ids_params(et_open(engine), ids, 32, 5);
+    qe_generate_params full = et_ids(et_open(engine), ids, 32, 5);
     full.n_top = 4;
     et_generate(engine, &full, &r);
     g_assert_cmpint(r.finish, ==, QE_FINISH_CONTEXT);
     g_assert_cmpuint(r.ids->len, ==, 0);
     g_assert_cmpuint(r.n_top, ==, 4);
 
-    qe_generate_params longer = ids_params(full.session, ids, 33, 5);
+    qe_generate_params longer = et_ids(full.session, ids, 33, 5);
     et_generate(engine, &longer, &r);
     g_assert_error(r.error, QE_ERROR, QE_ERROR_CONTEXT_LENGTH);
     g_assert_nonnull(strstr(r.error->message, "33"));
@@ -390,7 +378,7 @@ static void test_context(void)
     g_assert_cmpuint(r.receipt.n_reused, ==, 31);
 
     ids[3] = 6144;
-    qe_generate_params bad = ids_params(full.session, ids, 10, 5);
+    qe_generate_params bad = et_ids(full.session, ids, 10, 5);
     et_generate(engine, &bad, &r);
     g_assert_error(r.error, QE_ERROR, QE_ERROR_INVALID);
     qe_engine_free(engine);
