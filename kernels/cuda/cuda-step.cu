@@ -337,6 +337,9 @@ static qk_status check_params(qkc_context *ctx)
             "head_dim 64 and "
             "128, at most 8 query heads a kv head, hidden and ffn that are multiples of 8",
             shape->head_dim, shape->n_heads / shape->n_kv_heads, shape->hidden, shape->ffn);
+    if (p->select_max > 0)
+        return qkc_fail(
+            backend, QK_UNSUPPORTED, cudaSuccess, "context: select_max is %u, expected 0", p->select_max);
     qkc_widened_plan(ctx);
     return qkc_ring_plan(ctx);
 }
