@@ -6,29 +6,29 @@
  *   choose       a block a (sequence, kv head): keys -> the list, in the order of the pages
  *
  * Keys are the scores' bits so turned that they compare as the scores do, NaN being the largest: then the nth largest is
- * found bit by bit, by counting the keys that are not below a threshold. The keys of 16,384 pages stay in the block's
- * registers meanwhile. Counting needs no atomics, whose cost would depend on how alike the scores are, and gives one answer:
- * of equal keys at the edge the first.
+ * found two bits a round, by counting the keys that are not below three thresholds, from the first bit in which keys
+ * differ. The keys of 16,384 pages stay in the block's registers meanwhile. Counting needs no atomics, whose cost would
+ * depend on how alike the scores are, and gives one answer: of equal keys at the edge the first.
  *
  * Every kernel waits for its predecessor before it reads anything (cuda-ops.h, convention 2): q is this layer's.
  *
  * Cost at the reference shape (8 kv heads of 128) and 256K tokens: bounds are 4 KB a page and layer, 67 MB, 16 us at 4.1
- * TB/s; 32 rounds of counting and 16 of writing, about 10 us; the attention is that of 2,624 tokens. Making bounds reads half
- * of a page. */
+ * TB/s; about a dozen rounds of counting; the attention is that of 2,624 tokens. Making bounds reads half of a page. */
 #include "kernels/cuda/attn-head.h"
 
-#define ALL_LANES      0xffffffffu
-#define BOUNDS_WARPS   8u
-#define BOUNDS_ITEMS   128u /* of a launch: 2 KB of parameters */
-#define SCORE_WARPS    8u
-#define WARP_PAGES     16u
-#define SCORE_PAGES    (SCORE_WARPS * WARP_PAGES) /* of a block */
+#define ALL_LANES    0xffffffffu
+#define BOUNDS_WARPS 8u
+#define BOUNDS_ITEMS 128u /* of a launch: 2 KB of parameters */
+#define SCORE_WARPS  8u
+#define WARP_PAGES_MAX                                                                                       \
+    16u /* of a warp; of short sequences fewer, so that more blocks share the way to memory */
+#define WARP_PAGES_MIN 4u
+#define MANY_PAGES     4096u
 #define HEADS_MAX      8u
-#define CHOOSE_THREADS 1024u
+#define CHOOSE_THREADS 512u
 #define CHOOSE_WARPS   (CHOOSE_THREADS / QKC_WARP)
-#define HELD_KEYS      16 /* in a thread's registers */
 
-static_assert(CHOOSE_WARPS == QKC_WARP, "one lane reads one warp's count");
+static_assert(CHOOSE_WARPS <= QKC_WARP, "one lane reads one warp's count");
 
 /* ---- Bounds -------------------------------------------------------------------------------------------------- */
 
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(SCORE_WARPS *QKC_WARP)
     if (threadIdx.x == 0)
         c = read_seq(a, seq);
     __syncthreads();
-    if (blockIdx.x * SCORE_PAGES >= c.n_scored)
+    if (blockIdx.x * SCORE_WARPS * a.warp_pages >= c.n_scored)
         return;
     if (warp < N_Q) {
         float x[D / 64], y[D / 64];
@@ -213,8 +213,8 @@ __global__ void __launch_bounds__(SCORE_WARPS *QKC_WARP)
         for (int e = 0; e < D / 32; e++)
             q[h][e] = heads[h][lane * (D / 32) + e];
 
-    const uint32_t first = blockIdx.x * SCORE_PAGES + warp * WARP_PAGES;
-    const uint32_t n = first < c.n_scored ? min(c.n_scored - first, WARP_PAGES) : 0;
+    const uint32_t first = (blockIdx.x * SCORE_WARPS + warp) * a.warp_pages;
+    const uint32_t n = first < c.n_scored ? min(c.n_scored - first, a.warp_pages) : 0;
     const uint32_t page = c.page_begin + c.n_sink + first; /* in the plan */
     const size_t slice = ((size_t)a.layer * a.n_kv_heads + head) * 2 * D * sizeof(qkc_bf16);
     const unsigned long long held = lane < n ? __ldcg((const unsigned long long *)a.bounds + page + lane) : 0;
@@ -242,38 +242,112 @@ __global__ void __launch_bounds__(SCORE_WARPS *QKC_WARP)
 
 /* ---- Choosing ------------------------------------------------------------------------------------------------ */
 
-/* The sum over the block of @n, and in @before that of the warps before this one. @counts: [CHOOSE_WARPS], not that of the
- * call before. */
-static __device__ __forceinline__ uint32_t sum_over_block(uint32_t *counts, uint32_t n, uint32_t *before)
+/* A warp's keys stand together, 32 of them in turn for its lanes. */
+static __device__ __forceinline__ uint32_t key_index(uint32_t n_a_thread, uint32_t j)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
-    n = __reduce_add_sync(ALL_LANES, n);
-    if (lane == 0)
-        counts[warp] = n;
-    __syncthreads();
-    const uint32_t other = counts[lane];
-    *before = __reduce_add_sync(ALL_LANES, lane < warp ? other : 0);
-    return __reduce_add_sync(ALL_LANES, other);
+    return (warp * n_a_thread + j) * QKC_WARP + lane;
 }
 
-/* How many of the keys are at least @threshold. */
-static __device__ __forceinline__ uint32_t count_keys(
-    const uint32_t (&held)[HELD_KEYS], const uint32_t *keys, uint32_t n, uint32_t threshold, uint32_t *counts)
-{
-    uint32_t count = 0, before;
+/* A thread's keys: in registers when H > 0, else read again each time. */
+template <int H> struct thread_keys {
+    const uint32_t *from;
+    uint32_t n, n_a_thread; /* of the block; of a thread: at most H */
+    uint32_t held[H > 0 ? H : 1];
+
+    __device__ __forceinline__ uint32_t read(uint32_t j) const
+    {
+        const uint32_t i = key_index(n_a_thread, j);
+        return i < n ? __ldcg(from + i) : 0; /* which no score has */
+    }
+    template <typename F> __device__ __forceinline__ void each(F fn) const
+    {
+        if constexpr (H > 0) {
 #pragma unroll
-    for (int j = 0; j < HELD_KEYS; j++)
-        count += held[j] >= threshold;
-    for (uint32_t i = HELD_KEYS * CHOOSE_THREADS + threadIdx.x; i < n; i += CHOOSE_THREADS)
-        count += __ldcg(keys + i) >= threshold;
-    return sum_over_block(counts, count, &before);
+            for (int j = 0; j < H; j++)
+                if (j < n_a_thread)
+                    fn(j, held[j]);
+        } else {
+#pragma unroll 8
+            for (uint32_t j = 0; j < n_a_thread; j++)
+                fn(j, read(j));
+        }
+    }
+};
+
+/* Sums over the block. @counts: not that of the call before; before this call of each warp its own. */
+template <int N>
+static __device__ __forceinline__ void sum_over_block(uint32_t (*counts)[CHOOSE_WARPS], uint32_t (&n)[N])
+{
+    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        n[i] = __reduce_add_sync(ALL_LANES, n[i]);
+    if (lane == 0)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            counts[i][warp] = n[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        n[i] = __reduce_add_sync(ALL_LANES, lane < CHOOSE_WARPS ? counts[i][lane] : 0);
 }
 
+/* The bits in which all keys agree from the top on, as the end of them: keys differ below bit *@n_bits, an even number. */
+template <int H>
+static __device__ __forceinline__ uint32_t common_prefix(
+    const thread_keys<H> &keys, uint32_t (*counts)[CHOOSE_WARPS], uint32_t *n_bits)
+{
+    const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
+    uint32_t low = 0xffffffffu, high = 0;
+    keys.each([&](uint32_t, uint32_t key) {
+        low = key != 0 && key < low ? key : low;
+        high = key > high ? key : high;
+    });
+    low = __reduce_min_sync(ALL_LANES, low);
+    high = __reduce_max_sync(ALL_LANES, high);
+    if (lane == 0)
+        counts[0][warp] = low, counts[1][warp] = high;
+    __syncthreads();
+    low = __reduce_min_sync(ALL_LANES, lane < CHOOSE_WARPS ? counts[0][lane] : 0xffffffffu);
+    high = __reduce_max_sync(ALL_LANES, lane < CHOOSE_WARPS ? counts[1][lane] : 0);
+    *n_bits = (32 - __clz(low ^ high) + 1) / 2 * 2;
+    return *n_bits == 32 ? 0 : high >> *n_bits << *n_bits;
+}
+
+/* The @k-th largest key, two bits a round; *@n_above: how many are larger. */
+template <int H>
+static __device__ __forceinline__ uint32_t find_edge(
+    const thread_keys<H> &keys, uint32_t k, uint32_t (*counts)[3][CHOOSE_WARPS], uint32_t *n_above)
+{
+    uint32_t n_bits, edge = common_prefix(keys, counts[0], &n_bits);
+    *n_above = 0;
+    for (uint32_t turn = 1; n_bits > 0; turn++) {
+        n_bits -= 2;
+        const uint32_t one = edge | 1u << n_bits, two = edge | 2u << n_bits, three = edge | 3u << n_bits;
+        uint32_t n[3] = {0, 0, 0};
+        keys.each([&](uint32_t, uint32_t key) {
+            n[0] += key >= one;
+            n[1] += key >= two;
+            n[2] += key >= three;
+        });
+        sum_over_block(counts[turn % 2], n);
+        if (n[2] >= k) {
+            edge = three;
+        } else {
+            edge = n[1] >= k ? two : n[0] >= k ? one : edge;
+            *n_above = n[1] >= k ? n[2] : n[0] >= k ? n[1] : n[0];
+        }
+    }
+    return edge;
+}
+
+template <int H>
 __global__ void __launch_bounds__(CHOOSE_THREADS) choose_pages(const __grid_constant__ qkc_select_args a)
 {
     __shared__ seq_choice c;
-    __shared__ uint32_t counts[2][CHOOSE_WARPS];
-    const uint32_t tid = threadIdx.x, lane = tid % QKC_WARP, head = blockIdx.x;
+    __shared__ uint32_t counts[2][3][CHOOSE_WARPS];
+    const uint32_t tid = threadIdx.x, lane = tid % QKC_WARP, warp = tid / QKC_WARP, head = blockIdx.x;
     qkc_pdl_wait();
     qkc_pdl_trigger();
     if (tid == 0)
@@ -293,59 +367,66 @@ __global__ void __launch_bounds__(CHOOSE_THREADS) choose_pages(const __grid_cons
     pages += c.n_sink;
     list += c.n_sink;
 
-    const uint32_t *keys = a.keys + (size_t)head * a.pages_max + c.page_begin + c.n_sink;
-    uint32_t held[HELD_KEYS]; /* 0, which no score has, where there is none */
+    thread_keys<H> keys;
+    keys.from = a.keys + (size_t)head * a.pages_max + c.page_begin + c.n_sink;
+    keys.n = n;
+    keys.n_a_thread = (n + CHOOSE_THREADS - 1) / CHOOSE_THREADS;
 #pragma unroll
-    for (int j = 0; j < HELD_KEYS; j++) {
-        const uint32_t i = j * CHOOSE_THREADS + tid;
-        held[j] = i < n ? __ldcg(keys + i) : 0;
-    }
-    uint32_t edge = 0, turn = 0;
-    for (uint32_t bit = 1u << 31; bit > 0; bit /= 2)
-        if (count_keys(held, keys, n, edge | bit, counts[turn++ % 2]) >= k)
-            edge |= bit;
-    const uint32_t n_above =
-        edge == 0xffffffffu ? 0 : count_keys(held, keys, n, edge + 1, counts[turn++ % 2]);
-    const uint32_t n_equal = k - n_above; /* so many of those at the edge, the first ones */
+    for (int j = 0; j < H; j++)
+        keys.held[j] = j < keys.n_a_thread ? keys.read(j) : 0;
+    uint32_t n_above_all;
+    const uint32_t edge = find_edge(keys, k, counts, &n_above_all);
+    const uint32_t n_equal = k - n_above_all; /* so many of those at the edge, the first ones */
 
-    /* Above the edge in the upper half of a word, at it in the lower one: a round has fewer than 65,536 of each. */
-    uint32_t above = 0, equal = 0;
-    for (uint32_t j = 0; j * CHOOSE_THREADS < n; j++) {
-        const uint32_t i = j * CHOOSE_THREADS + tid;
-        const uint32_t key = i < n ? __ldcg(keys + i) : 0;
-        const bool is_above = key > edge, is_equal = key == edge && i < n;
-        const uint32_t above_mask = __ballot_sync(ALL_LANES, is_above),
-                       equal_mask = __ballot_sync(ALL_LANES, is_equal), lower = (1u << lane) - 1;
-        uint32_t before;
-        const uint32_t all =
-            sum_over_block(counts[turn++ % 2], (is_above ? 1u << 16 : 0) + (is_equal ? 1u : 0), &before);
-        const uint32_t n_above_before = above + (before >> 16) + __popc(above_mask & lower);
-        const uint32_t n_equal_before = equal + (before & 0xffffu) + __popc(equal_mask & lower);
-        if (is_above || (is_equal && n_equal_before < n_equal))
-            list[n_above_before + min(n_equal_before, n_equal)] = pages[i];
-        above += all >> 16;
-        equal += all & 0xffffu;
-    }
+    uint32_t n_here[2] = {0, 0};
+    keys.each([&](uint32_t, uint32_t key) {
+        n_here[0] += key > edge;
+        n_here[1] += key == edge;
+    });
+    __syncthreads(); /* counts may be those of the last round */
+    sum_over_block(counts[0], n_here);
+    uint32_t above = __reduce_add_sync(ALL_LANES, lane < warp ? counts[0][0][lane % CHOOSE_WARPS] : 0);
+    uint32_t equal = __reduce_add_sync(ALL_LANES, lane < warp ? counts[0][1][lane % CHOOSE_WARPS] : 0);
+    const uint32_t lower = (1u << lane) - 1;
+    keys.each([&](uint32_t j, uint32_t key) {
+        const uint32_t above_mask = __ballot_sync(ALL_LANES, key > edge),
+                       equal_mask = __ballot_sync(ALL_LANES, key == edge);
+        const uint32_t n_above = above + __popc(above_mask & lower),
+                       n_before = equal + __popc(equal_mask & lower);
+        if (key > edge || (key == edge && n_before < n_equal))
+            list[n_above + min(n_before, n_equal)] = pages[key_index(keys.n_a_thread, j)];
+        above += __popc(above_mask);
+        equal += __popc(equal_mask);
+    });
 }
 
 /* ---- Host ---------------------------------------------------------------------------------------------------- */
 
-typedef void (*score_kernel)(const qkc_select_args);
+typedef void (*select_kernel)(const qkc_select_args);
 
-template <int D> static score_kernel score_kernel_of(uint32_t n_q)
+template <int D> static select_kernel score_kernel_of(uint32_t n_q)
 {
-    static const score_kernel kernels[HEADS_MAX] = {score_pages<D, 1>, score_pages<D, 2>, score_pages<D, 3>,
+    static const select_kernel kernels[HEADS_MAX] = {score_pages<D, 1>, score_pages<D, 2>, score_pages<D, 3>,
         score_pages<D, 4>, score_pages<D, 5>, score_pages<D, 6>, score_pages<D, 7>, score_pages<D, 8>};
     return n_q >= 1 && n_q <= HEADS_MAX ? kernels[n_q - 1] : NULL;
+}
+
+/* @n_a_thread: keys of a thread. */
+static select_kernel choose_kernel_of(uint32_t n_a_thread)
+{
+    return n_a_thread <= 2    ? choose_pages<2>
+           : n_a_thread <= 8  ? choose_pages<8>
+           : n_a_thread <= 32 ? choose_pages<32>
+                              : choose_pages<0>;
 }
 
 /* Kernels come to the device when they are first asked for: not in the first selective step. */
 cudaError_t qkc_select_init(void)
 {
     cudaFuncAttributes attributes;
-    cudaError_t code = cudaFuncGetAttributes(&attributes, choose_pages);
-    if (code == cudaSuccess)
-        code = cudaFuncGetAttributes(&attributes, make_bounds<64>);
+    cudaError_t code = cudaFuncGetAttributes(&attributes, make_bounds<64>);
+    for (uint32_t n = 1; n <= 64 && code == cudaSuccess; n *= 4)
+        code = cudaFuncGetAttributes(&attributes, choose_kernel_of(n));
     if (code == cudaSuccess)
         code = cudaFuncGetAttributes(&attributes, make_bounds<128>);
     for (uint32_t n_q = 1; n_q <= HEADS_MAX && code == cudaSuccess; n_q *= 2) {
@@ -359,15 +440,20 @@ cudaError_t qkc_select_init(void)
 cudaError_t qkc_select(const qkc_launch *launch, const qkc_select_args *args)
 {
     const uint32_t n_kv_heads = args->n_kv_heads, n_q = n_kv_heads > 0 ? args->n_heads / n_kv_heads : 0;
-    const score_kernel score = args->head_dim == 64    ? score_kernel_of<64>(n_q)
-                               : args->head_dim == 128 ? score_kernel_of<128>(n_q)
-                                                       : NULL;
+    const select_kernel score = args->head_dim == 64    ? score_kernel_of<64>(n_q)
+                                : args->head_dim == 128 ? score_kernel_of<128>(n_q)
+                                                        : NULL;
     if (score == NULL || n_q * n_kv_heads != args->n_heads || args->rows_max < 1 ||
         args->rows_max > QKC_SMALL_ROWS || args->n_scored_max < 1)
         return cudaErrorInvalidValue;
-    const dim3 grid((args->n_scored_max + SCORE_PAGES - 1) / SCORE_PAGES, n_kv_heads, args->rows_max);
-    cudaError_t code = qkc_start(launch, score, grid, dim3(SCORE_WARPS * QKC_WARP), 0, *args);
-    return code == cudaSuccess ? qkc_start(launch, choose_pages, dim3(n_kv_heads, args->rows_max),
-                                     dim3(CHOOSE_THREADS), 0, *args)
-                               : code;
+    qkc_select_args a = *args;
+    a.warp_pages = a.n_scored_max > MANY_PAGES ? WARP_PAGES_MAX : WARP_PAGES_MIN;
+    const uint32_t block_pages = SCORE_WARPS * a.warp_pages;
+    const dim3 grid((a.n_scored_max + block_pages - 1) / block_pages, n_kv_heads, a.rows_max);
+    cudaError_t code = qkc_start(launch, score, grid, dim3(SCORE_WARPS * QKC_WARP), 0, a);
+    if (code != cudaSuccess)
+        return code;
+    const uint32_t n_a_thread = (a.n_scored_max + CHOOSE_THREADS - 1) / CHOOSE_THREADS;
+    return qkc_start(
+        launch, choose_kernel_of(n_a_thread), dim3(n_kv_heads, a.rows_max), dim3(CHOOSE_THREADS), 0, a);
 }

@@ -279,6 +279,7 @@ typedef struct {
     uint32_t pages_max,
         n_scored_max; /* n_scored_max: pages between sinks and recent ones, of one sequence at most */
     uint32_t lists_begin, lists_stride;
+    uint32_t warp_pages; /* set by qkc_select() */
 } qkc_select_args;
 cudaError_t qkc_select(const qkc_launch *launch, const qkc_select_args *args);
 
