@@ -184,6 +184,7 @@ static void plan_cache(
     g_autoptr(GError) error = NULL;
     plan->page_bytes = params->layout.page_bytes;
     plan->page_bytes_int8 = params->layout_1.page_bytes;
+    plan->has_selective = params->select_max > 0;
     plan->host_kv = host_bytes / plan->page_bytes * plan->page_bytes;
     plan->host_kv_tokens = host_bytes / plan->page_bytes * QK_PAGE_TOKENS;
     if (qe_budget_pages(budget, &n_pages, &error)) {

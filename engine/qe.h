@@ -163,6 +163,7 @@ typedef struct {
     uint64_t kv_tokens;                          /* that kv holds */
     uint64_t host_kv, host_kv_tokens;            /* host memory for pages beside it; 0: none */
     uint64_t page_bytes, page_bytes_int8;        /* of one page of 16 tokens */
+    bool has_selective;                          /* the device can choose pages */
     char *problem; /* owned: why the load would fail and what to change; NULL: it fits */
 } qe_memory_plan;
 
