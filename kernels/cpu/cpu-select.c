@@ -148,12 +148,10 @@ typedef struct {
 
 static uint32_t key_of(const float *scores, uint32_t n)
 {
-    uint32_t key = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t k = qk_select_key(scores[i]);
-        key = k > key ? k : key;
-    }
-    return key;
+    float sum = scores[0];
+    for (uint32_t i = 1; i < n; i++)
+        sum += scores[i];
+    return qk_select_key(sum);
 }
 
 /* The pages of one sequence for one kv head. */

@@ -179,35 +179,10 @@ static __device__ __forceinline__ float part_of(
     return sum;
 }
 
-/* The key of the largest of N sums over the warp, N a power of two. While there are several, a lane gives half of them to
- * another and gets the other half of its: so all take 3 + N shuffles and less. */
-template <int N> static __device__ __forceinline__ uint32_t largest_sum(float (&x)[N])
-{
-    const uint32_t lane = threadIdx.x % QKC_WARP;
-    uint32_t width = 16;
-#pragma unroll
-    for (int n = N / 2; n > 0; n /= 2, width /= 2) {
-        const bool upper = (lane & width) != 0;
-#pragma unroll
-        for (int i = 0; i < n; i++) {
-            const float mine = upper ? x[i + n] : x[i], other = upper ? x[i] : x[i + n];
-            x[i] = mine + __shfl_xor_sync(ALL_LANES, other, width);
-        }
-    }
-#pragma unroll
-    for (; width > 0; width /= 2)
-        x[0] += __shfl_xor_sync(ALL_LANES, x[0], width);
-    return __reduce_max_sync(ALL_LANES, key_of(x[0]));
-}
-
 template <int D, int N_Q>
 __global__ void __launch_bounds__(SCORE_WARPS *QKC_WARP)
     score_pages(const __grid_constant__ qkc_select_args a)
 {
-    constexpr int HEADS = N_Q <= 1   ? 1
-                          : N_Q <= 2 ? 2
-                          : N_Q <= 4 ? 4
-                                     : 8; /* the first one again where there is none */
     __shared__ seq_choice c;
     __shared__ float heads[N_Q][D];
     const uint32_t lane = threadIdx.x % QKC_WARP, warp = threadIdx.x / QKC_WARP;
@@ -248,14 +223,16 @@ __global__ void __launch_bounds__(SCORE_WARPS *QKC_WARP)
     for (uint32_t i = 0; i < n; i++) {
         const char *from = (const char *)__shfl_sync(ALL_LANES, held, i) + slice;
         uint32_t min[D / 64], max[D / 64];
-        float sum[HEADS];
+        float sum = 0;
         load_words<D>(min, from);
         load_words<D>(max, from + D * sizeof(qkc_bf16));
 #pragma unroll
-        for (int h = 0; h < HEADS; h++)
-            sum[h] = h < N_Q ? part_of<D>(q[h < N_Q ? h : 0], min, max) : sum[0];
-        const uint32_t best = largest_sum<HEADS>(sum);
-        key = lane == i ? best : key;
+        for (int h = 0; h < N_Q; h++)
+            sum += part_of<D>(q[h], min, max);
+#pragma unroll
+        for (int d = 16; d > 0; d /= 2)
+            sum += __shfl_xor_sync(ALL_LANES, sum, d);
+        key = lane == i ? key_of(sum) : key;
     }
     if (lane < n)
         __stcg(a.keys + (size_t)head * a.pages_max + page + lane, key);

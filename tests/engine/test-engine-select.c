@@ -507,6 +507,133 @@ static void test_many(void)
         et_result_clear(&want[i / N_TURNS][i % N_TURNS]);
 }
 
+/* ---- How good it is ---- */
+
+static const char *const animals[] = {"fox", "cat", "dog", "bear", "mouse", "bird", "frog", "hare"};
+static const char *const things[] = {"ball", "hat", "stone", "cake", "book", "kite", "lamp"};
+
+static char *story(guint i)
+{
+    const char *a = animals[i * 5 % 8], *b = animals[(i * 3 + 1) % 8], *t = things[i * 4 % 7];
+    return g_strdup_printf("One day a little %s found a %s in the garden. The %s was happy and ran to the "
+                           "%s. They played with the "
+                           "%s until the sun went down. Then they went home and told everyone about the %s.",
+        a, t, a, b, t, t);
+}
+
+/* A name told after a third of so many stories, asked for behind them all. Whether the reply has it. */
+static bool recalls(qe_engine *engine, qe_session_id session, guint n_stories, et_result *r)
+{
+    g_autoptr(GPtrArray) texts = g_ptr_array_new_with_free_func(g_free);
+    g_autoptr(GArray) messages = g_array_new(FALSE, FALSE, sizeof(qe_message));
+    for (guint i = 0; i < n_stories; i++) {
+        if (i == n_stories / 3) {
+            g_ptr_array_add(texts, g_strdup("My name is Mira."));
+            g_ptr_array_add(texts, g_strdup("Nice to meet you, Mira!"));
+        }
+        g_ptr_array_add(texts, g_strdup_printf("Tell me a story about a %s.", animals[i * 5 % 8]));
+        g_ptr_array_add(texts, story(i));
+    }
+    g_ptr_array_add(texts, g_strdup("What is my name?"));
+    for (guint i = 0; i < texts->len; i++) {
+        const qe_message m = {i % 2 ? QE_ROLE_ASSISTANT : QE_ROLE_USER, texts->pdata[i], -1};
+        g_array_append_val(messages, m);
+    }
+    qe_message message;
+    qe_generate_params params = et_user(session, "", &message);
+    params.messages = (const qe_message *)(const void *)messages->data;
+    params.n_messages = messages->len;
+    params.whole_history = true;
+    params.max_tokens = 16;
+    et_generate(engine, &params, r);
+    g_assert_no_error(r->error);
+    return strstr(r->text->str, "Mira") != NULL;
+}
+
+/* The shipped model finds a name with 18 of hundreds of pages, and not without those that are chosen. */
+static void test_recall(void)
+{
+    static const guint n_stories[] = {8, 24, 62};
+    use_backend(false, 0);
+    qe_engine *engine = engine_of(120, 600, NULL);
+    for (guint i = 0; i < G_N_ELEMENTS(n_stories); i++) {
+        qe_cache_config config;
+        for (uint32_t n_chosen = 0; n_chosen <= 16; n_chosen += 16) {
+            g_auto(et_result) r = {0};
+            small_config(&config, n_chosen);
+            config.sink_length = 0;
+            bool right = recalls(engine, open_with(engine, &config, NULL), n_stories[i], &r);
+            g_test_message("%u tokens, %u pages chosen, %.0f %% left out: %s", r.receipt.n_prompt, n_chosen,
+                100 * r.receipt.skipped_share, r.text->str);
+            g_assert_true(right == (n_chosen > 0));
+            if (i == G_N_ELEMENTS(n_stories) - 1)
+                g_assert_cmpfloat(r.receipt.skipped_share, >, 0.9);
+        }
+        g_auto(et_result) r = {0};
+        g_assert_true(recalls(engine, open_exact(engine), n_stories[i], &r));
+    }
+    qe_engine_free(engine);
+}
+
+/* How near it is to the exact mode: over the last rows of texts of stories. */
+static void test_error(void)
+{
+    static const uint32_t lengths[] = {500, 1000, 4000};
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GString) text = g_string_new(NULL);
+    use_backend(false, 0);
+    qe_engine *engine = engine_of(800, 0, NULL);
+    gsize vocab = n_logits(engine) / N_LOGITS;
+    for (guint i = 0; i < 120; i++) {
+        g_autofree char *one = story(i);
+        g_string_append(text, one);
+        g_string_append_c(text, i % 3 ? ' ' : '\n');
+    }
+    qe_tokenizer *tokenizer = qe_engine_dup_tokenizer(engine);
+    g_autoptr(GArray) all = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    g_assert_true(qe_tokenizer_encode(tokenizer, text->str, text->len, 0, all, &error));
+    g_assert_no_error(error);
+    qe_tokenizer_unref(tokenizer);
+    for (guint i = 0; i < G_N_ELEMENTS(lengths); i++) {
+        g_assert_cmpuint(all->len, >=, lengths[i]);
+        g_autoptr(GArray) ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+        g_array_append_vals(ids, all->data, lengths[i]);
+        g_autofree float *exact = logits_of(engine, open_exact(engine), ids);
+        double last_kl = INFINITY;
+        for (uint32_t n_chosen = 16; n_chosen <= 64; n_chosen *= 4) {
+            g_autofree float *got = logits_of(engine, open_small(engine, n_chosen, 0), ids);
+            double kl = 0;
+            uint32_t n_same = 0;
+            for (guint row = 0; row < N_LOGITS; row++) {
+                const float *p = exact + row * vocab, *q = got + row * vocab;
+                double p_max = -INFINITY, q_max = -INFINITY, p_sum = 0, q_sum = 0;
+                gsize p_best = 0, q_best = 0;
+                for (gsize k = 0; k < vocab; k++) {
+                    p_best = p[k] > p[p_best] ? k : p_best;
+                    q_best = q[k] > q[q_best] ? k : q_best;
+                }
+                p_max = (double)p[p_best], q_max = (double)q[q_best];
+                for (gsize k = 0; k < vocab; k++) {
+                    p_sum += exp(p[k] - p_max);
+                    q_sum += exp(q[k] - q_max);
+                }
+                for (gsize k = 0; k < vocab; k++) {
+                    double log_p = p[k] - p_max - log(p_sum), log_q = q[k] - q_max - log(q_sum);
+                    kl += exp(log_p) * (log_p - log_q) / N_LOGITS;
+                }
+                n_same += p_best == q_best;
+            }
+            g_test_message("%u tokens, %u + 3 of %u pages: KL %.4f, the same best token in %u of %u rows",
+                lengths[i], n_chosen, (lengths[i] + 15) / 16, kl, n_same, N_LOGITS);
+            g_assert_cmpfloat(kl, <, n_chosen == 16 ? 0.4 : 0.1);
+            g_assert_cmpuint(n_same, >=, n_chosen == 16 ? N_LOGITS * 6 / 10 : N_LOGITS * 8 / 10);
+            g_assert_cmpfloat(kl, <, last_kl);
+            last_kl = kl;
+        }
+    }
+    qe_engine_free(engine);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -521,5 +648,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/select/restart", test_restart);
     g_test_add_func("/engine/select/lost", test_lost);
     g_test_add_func("/engine/select/many", test_many);
+    g_test_add_func("/engine/select/recall", test_recall);
+    g_test_add_func("/engine/select/error", test_error);
     return g_test_run();
 }

@@ -105,7 +105,7 @@ static void reference(Case &c, const std::vector<uint16_t> &pages, const std::ve
                 std::vector<std::pair<double, uint32_t>> scores;
                 for (uint32_t p = seq.n_sink; p < n_pages - seq.n_recent; p++) {
                     const uint16_t *k = slice_of(c, pages, c.table[c.begin[s] + p], head);
-                    double best = -INFINITY;
+                    double all = 0;
                     for (uint32_t h = 0; h < c.n_q; h++) {
                         double sum = 0;
                         for (uint32_t d = 0; d < dim; d++) {
@@ -116,9 +116,9 @@ static void reference(Case &c, const std::vector<uint16_t> &pages, const std::ve
                             }
                             sum += std::max(q[h][d] * low, q[h][d] * high);
                         }
-                        best = std::max(best, sum);
+                        all += sum;
                     }
-                    scores.push_back({-best, p});
+                    scores.push_back({-all, p});
                 }
                 std::sort(scores.begin(), scores.end());
                 for (uint32_t p = 0; p < seq.n_sink; p++)

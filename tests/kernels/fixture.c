@@ -174,9 +174,7 @@ static void choose_keys(fixture_select *c, const qk_shape *s, uint32_t t, const 
     bool *taken = calloc(n, sizeof(*taken));
     tap_require(taken != NULL);
     for (uint32_t p = 0; p < n; p++) {
-        score[p] = -INFINITY;
         for (uint32_t h = 0; h < group; h++) {
-            double sum = 0;
             for (uint32_t d = 0; d < dim; d++) {
                 double low = INFINITY, high = -INFINITY;
                 for (uint32_t i = 0; i < QK_PAGE_TOKENS; i++) {
@@ -184,9 +182,8 @@ static void choose_keys(fixture_select *c, const qk_shape *s, uint32_t t, const 
                     low = fmin(low, x);
                     high = fmax(high, x);
                 }
-                sum += fmax(q[h * dim + d] * low, q[h * dim + d] * high);
+                score[p] += fmax(q[h * dim + d] * low, q[h * dim + d] * high);
             }
-            score[p] = fmax(score[p], sum);
         }
     }
     double edge = INFINITY, next = -INFINITY;
