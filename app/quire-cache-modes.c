@@ -16,6 +16,7 @@ quire_cache_choice_get_config (QuireCacheChoice choice, qe_cache_config *out)
     [QUIRE_CACHE_TIERED] = QE_CACHE_TIERED,
     [QUIRE_CACHE_ARTICLE] = QE_CACHE_TIERED,
     [QUIRE_CACHE_TIERED_INT8] = QE_CACHE_TIERED_INT8,
+    [QUIRE_CACHE_SELECTIVE] = QE_CACHE_SELECTIVE,
   };
 
   if (choice == QUIRE_CACHE_ARTICLE)
@@ -44,6 +45,8 @@ quire_cache_choice_get_title (QuireCacheChoice choice)
       return C_ ("cache mode", "Article");
     case QUIRE_CACHE_TIERED_INT8:
       return C_ ("cache mode", "Tiered int8");
+    case QUIRE_CACHE_SELECTIVE:
+      return C_ ("cache mode", "Selective");
     case QUIRE_CACHE_AUTO:
     case QUIRE_N_CACHE_CHOICES:
     default:
@@ -68,6 +71,8 @@ quire_cache_choice_get_description (QuireCacheChoice choice)
       return _ ("Tiered, with 32 + 2,048 tokens on the GPU");
     case QUIRE_CACHE_TIERED_INT8:
       return _ ("Tiered, in 8 bits: about half the memory");
+    case QUIRE_CACHE_SELECTIVE:
+      return _ ("Tiered; in long chats, replies look at some pages only");
     case QUIRE_CACHE_AUTO:
     case QUIRE_N_CACHE_CHOICES:
     default:
@@ -90,6 +95,8 @@ quire_cache_mode_get_title (qe_cache_mode mode)
       return quire_cache_choice_get_title (QUIRE_CACHE_TIERED);
     case QE_CACHE_TIERED_INT8:
       return quire_cache_choice_get_title (QUIRE_CACHE_TIERED_INT8);
+    case QE_CACHE_SELECTIVE:
+      return quire_cache_choice_get_title (QUIRE_CACHE_SELECTIVE);
     case QE_CACHE_AUTO:
     case QE_N_CACHE_MODES:
     default:
@@ -100,14 +107,39 @@ quire_cache_mode_get_title (qe_cache_mode mode)
 gboolean
 quire_cache_choice_is_approximate (QuireCacheChoice choice)
 {
-  return choice == QUIRE_CACHE_TIERED_INT8;
+  return choice == QUIRE_CACHE_TIERED_INT8 || choice == QUIRE_CACHE_SELECTIVE;
 }
 
-/* The bound follows from the format: a row's largest value is 127 steps, and rounding is off by half a step. */
+char *
+quire_cache_choice_dup_name (QuireCacheChoice choice)
+{
+  const char *title = quire_cache_choice_get_title (choice);
+
+  return quire_cache_choice_is_approximate (choice)
+             /* Translators: name of a cache mode. */
+             ? g_strdup_printf (_ ("%s · approximate"), title)
+             : g_strdup (title);
+}
+
+gboolean
+quire_cache_choice_is_offered (QuireCacheChoice choice, const qe_memory_plan *plan)
+{
+  if (choice == QUIRE_CACHE_TIERED_INT8)
+    return plan != NULL && plan->page_bytes_int8 > 0;
+  return choice != QUIRE_CACHE_SELECTIVE || (plan != NULL && plan->has_selective);
+}
+
+/* The bound of 8 bits follows from the format: a row's largest value is 127 steps, and rounding is off by half a step. The
+ * lengths are the engine's defaults, in which a test checks them. */
 const char *
 quire_cache_choice_get_error_note (QuireCacheChoice choice)
 {
-  if (!quire_cache_choice_is_approximate (choice))
+  if (choice == QUIRE_CACHE_SELECTIVE)
+    return _ (
+        "Exact up to 2,624 tokens. In longer chats each token of a reply looks at the first 64 "
+        "and the newest 512 tokens, and at 2,048 between them that seem to matter most. Answers "
+        "can differ from the exact modes; Compare Modes shows whether they do.");
+  if (choice != QUIRE_CACHE_TIERED_INT8)
     return NULL;
   return _ (
       "Each value is rounded, by at most 0.4 percent of the largest in its row. Answers can differ "
@@ -125,7 +157,10 @@ quire_cache_count_again (qe_cache_mode from, qe_cache_mode to, guint n_tokens)
 {
   if (keeps_nothing (from) || keeps_nothing (to))
     return n_tokens;
-  return (from == QE_CACHE_TIERED_INT8) != (to == QE_CACHE_TIERED_INT8) ? n_tokens : 0;
+  return (from == QE_CACHE_TIERED_INT8) != (to == QE_CACHE_TIERED_INT8)
+                 || (from == QE_CACHE_SELECTIVE) != (to == QE_CACHE_SELECTIVE)
+             ? n_tokens
+             : 0;
 }
 
 qe_cache_mode

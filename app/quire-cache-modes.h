@@ -15,6 +15,7 @@ typedef enum
   QUIRE_CACHE_TIERED,
   QUIRE_CACHE_ARTICLE, /* tiered with the article's 32 + 2,048 tokens on the GPU */
   QUIRE_CACHE_TIERED_INT8,
+  QUIRE_CACHE_SELECTIVE,
   QUIRE_N_CACHE_CHOICES,
 } QuireCacheChoice;
 
@@ -25,6 +26,10 @@ const char *quire_cache_choice_get_title (QuireCacheChoice choice);
 const char *quire_cache_choice_get_description (QuireCacheChoice choice);
 const char *quire_cache_mode_get_title (qe_cache_mode mode);
 gboolean quire_cache_choice_is_approximate (QuireCacheChoice choice);
+/* The title, and for an approximate mode that it is one. Returns: owned. */
+char *quire_cache_choice_dup_name (QuireCacheChoice choice);
+/* FALSE where the engine with @plan does not have the mode; an approximate one also while that is unknown (NULL). */
+gboolean quire_cache_choice_is_offered (QuireCacheChoice choice, const qe_memory_plan *plan);
 /* Why an approximate mode is that, and by how much; NULL for an exact one. Static. */
 const char *quire_cache_choice_get_error_note (QuireCacheChoice choice);
 

@@ -59,9 +59,9 @@ update (QuireCachePopover *self)
   for (guint i = 0; i < QUIRE_N_CACHE_CHOICES; i++)
     {
       gtk_widget_set_sensitive (self->modes[i], !running);
-      if (quire_cache_choice_is_approximate (i))
-        gtk_widget_set_visible (self->modes[i],
-                                quire_engine_client_has_int8 (client) || i == present);
+      gtk_widget_set_visible (
+          self->modes[i],
+          i == present || quire_cache_choice_is_offered (i, quire_engine_client_get_plan (client)));
     }
 }
 
@@ -129,12 +129,14 @@ mode_new (QuireCachePopover *self, QuireCacheChoice choice)
   if (quire_cache_choice_is_approximate (choice))
     {
       GtkWidget *tag = gtk_label_new (_ ("approximate"));
+      /* Translators: name of a cache mode, for a screen reader. */
+      g_autofree char *label = g_strdup_printf (_ ("%s, approximate"), title);
 
       gtk_widget_add_css_class (tag, "caption");
       gtk_widget_add_css_class (tag, "warning");
       gtk_box_append (GTK_BOX (head), tag);
-      gtk_accessible_update_property (GTK_ACCESSIBLE (button), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                      _ ("Tiered int8, approximate"), -1);
+      gtk_accessible_update_property (GTK_ACCESSIBLE (button), GTK_ACCESSIBLE_PROPERTY_LABEL, label,
+                                      -1);
     }
   else
     gtk_accessible_update_property (GTK_ACCESSIBLE (button), GTK_ACCESSIBLE_PROPERTY_LABEL, title,

@@ -108,11 +108,7 @@ update_run (QuireCompareWindow *self, guint i)
   if (run->text == NULL)
     return;
   {
-    g_autofree char *title
-        = quire_cache_choice_is_approximate (run->choice)
-              /* Translators: name of a cache mode. */
-              ? g_strdup_printf (_ ("%s · approximate"), quire_cache_choice_get_title (run->choice))
-              : g_strdup (quire_cache_choice_get_title (run->choice));
+    g_autofree char *title = quire_cache_choice_dup_name (run->choice);
     QuireThinking parts = quire_thinking_split (run->text->str, run->text->len);
 
     set_value (self->heads[i], g_steal_pointer (&title));
@@ -257,12 +253,13 @@ modes_build (QuireCompareWindow *self, GtkGrid *grid)
   const char *const names[] = { _ ("First mode"), _ ("Second mode") };
   QuireCacheChoice present = quire_conversation_get_cache (self->conversation);
   QuireCacheChoice selected[] = { QUIRE_CACHE_REBUILD, present };
-  gboolean int8 = quire_engine_client_has_int8 (quire_conversation_get_client (self->conversation));
+  const qe_memory_plan *plan
+      = quire_engine_client_get_plan (quire_conversation_get_client (self->conversation));
 
   if (present == QUIRE_CACHE_REBUILD)
     selected[1] = QUIRE_CACHE_SESSION;
   for (guint c = 0; c < QUIRE_N_CACHE_CHOICES; c++)
-    if (int8 || !quire_cache_choice_is_approximate (c))
+    if (quire_cache_choice_is_offered (c, plan))
       self->choices[self->n_choices++] = c;
   for (guint i = 0; i < QUIRE_COMPARE_RUNS; i++)
     {

@@ -343,7 +343,7 @@ update_cache (QuireComposer *self)
 {
   QuireCacheChoice choice = quire_conversation_get_cache (self->conversation);
   gboolean running = quire_conversation_is_running (self->conversation);
-  const char *title = quire_cache_choice_get_title (choice);
+  g_autofree char *title = quire_cache_choice_dup_name (choice);
   g_autofree char *name = g_strdup_printf (_ ("Cache mode: %s"), title);
   g_autofree char *tooltip = NULL;
 
@@ -353,6 +353,8 @@ update_cache (QuireComposer *self)
   else
     tooltip = g_strdup_printf ("%s\n%s", name, quire_cache_choice_get_description (choice));
   gtk_label_set_text (self->cache_label, title);
+  gtk_label_set_max_width_chars (self->cache_label,
+                                 quire_cache_choice_is_approximate (choice) ? 26 : 16);
   gtk_widget_set_tooltip_text (self->cache_button, tooltip);
   gtk_widget_set_sensitive (self->cache_button, !running);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->cache_button),

@@ -123,13 +123,6 @@ quire_engine_client_get_plan (QuireEngineClient *self)
   return plan;
 }
 
-gboolean
-quire_engine_client_has_int8 (QuireEngineClient *self)
-{
-  return self->machine != NULL && self->machine->plan != NULL
-         && self->machine->plan->page_bytes_int8 > 0;
-}
-
 /* ---- Following the engine ---- */
 
 static gboolean

@@ -30,8 +30,6 @@ void quire_engine_client_recover (QuireEngineClient *self);
 /* What the engine has for pages, to work out what a mode costs: the live limits, with the sizes of a page. NULL until
  * known. Borrowed until the next main loop iteration. */
 const qe_memory_plan *quire_engine_client_get_plan (QuireEngineClient *self);
-/* FALSE where pages of 8 bits cannot be had. */
-gboolean quire_engine_client_has_int8 (QuireEngineClient *self);
 /* Another budget of cache memory, 0 for the default; the model and the chats stay. */
 void quire_engine_client_set_cache (QuireEngineClient *self, guint64 bytes);
 /* The folder last asked for; NULL before the first. */

@@ -255,6 +255,9 @@ quire_format_receipt_table (QuireMessage *message)
   add_row (rows, _ ("Newly computed"), quire_format_count (r->n_new));
   if (r->n_recomputed > 0)
     add_row (rows, _ ("Of these, computed again"), quire_format_count (r->n_recomputed));
+  if (r->skipped_share > 0)
+    /* Translators: of the attention of a reply in the mode Selective; "62 %". */
+    add_row (rows, _ ("Pages left out"), g_strdup_printf (_ ("%.0f %%"), 100 * r->skipped_share));
   if (r->first_mismatch >= 0)
     add_row (rows, _ ("Differs from token"), quire_format_count ((guint64)r->first_mismatch));
   if (mismatch != NULL)

@@ -20,6 +20,8 @@ struct _QuirePreferencesWindow
   GtkSpinButton *host_mib_spin, *disk_mib_spin;
   AdwActionRow *memory_row, *reserve_row, *host_mib_row;
   AdwComboRow *host_row, *path_row, *mode_row;
+  QuireCacheChoice choices[QUIRE_N_CACHE_CHOICES]; /* of the rows of mode_row */
+  guint n_choices;
   AdwExpanderRow *disk_row;
   AdwComboRow *processor_row;
   GPtrArray *devices; /* qe_device_desc; NULL until the machine was asked */
@@ -175,17 +177,32 @@ show_host (QuirePreferencesWindow *self, const qe_memory_plan *plan)
   adw_action_row_set_subtitle (ADW_ACTION_ROW (self->host_row), text);
 }
 
-/* Where pages of 8 bits cannot be had, the last of the modes is not offered. */
-static void
-show_int8 (QuirePreferencesWindow *self, const qe_memory_plan *plan)
+static QuireCacheChoice
+selected_mode (QuirePreferencesWindow *self)
 {
-  GListModel *modes = adw_combo_row_get_model (self->mode_row);
+  guint index = adw_combo_row_get_selected (self->mode_row);
 
-  G_STATIC_ASSERT (QUIRE_CACHE_TIERED_INT8 == QUIRE_N_CACHE_CHOICES - 1);
-  if (plan != NULL && plan->problem == NULL && plan->page_bytes_int8 == 0
-      && g_list_model_get_n_items (modes) == QUIRE_N_CACHE_CHOICES
-      && adw_combo_row_get_selected (self->mode_row) != QUIRE_CACHE_TIERED_INT8)
-    gtk_string_list_remove (GTK_STRING_LIST (modes), QUIRE_CACHE_TIERED_INT8);
+  return index < self->n_choices ? self->choices[index] : QUIRE_CACHE_AUTO;
+}
+
+/* Modes that cannot be had are not offered, but for one that is chosen already. */
+static void
+show_modes (QuirePreferencesWindow *self, const qe_memory_plan *plan)
+{
+  GtkStringList *modes = GTK_STRING_LIST (adw_combo_row_get_model (self->mode_row));
+  QuireCacheChoice present = selected_mode (self);
+
+  if (plan == NULL || plan->problem != NULL)
+    return;
+  for (guint i = self->n_choices; i-- > 0;)
+    {
+      if (self->choices[i] == present || quire_cache_choice_is_offered (self->choices[i], plan))
+        continue;
+      self->n_choices--;
+      memmove (self->choices + i, self->choices + i + 1,
+               (self->n_choices - i) * sizeof *self->choices);
+      gtk_string_list_remove (modes, i);
+    }
 }
 
 static void
@@ -218,7 +235,7 @@ show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
     }
   adw_action_row_set_subtitle (self->memory_row, text);
   show_host (self, plan);
-  show_int8 (self, plan);
+  show_modes (self, plan);
   if (plan != NULL && plan->problem != NULL)
     gtk_widget_add_css_class (GTK_WIDGET (self->memory_row), "error");
   else
@@ -298,7 +315,7 @@ update_mode (QuirePreferencesWindow *self)
 
   if (self->mode_row == NULL) /* the window goes */
     return;
-  choice = adw_combo_row_get_selected (self->mode_row);
+  choice = selected_mode (self);
   note = quire_cache_choice_get_error_note (choice);
   description = quire_cache_choice_get_description (choice);
   text = note != NULL ? g_strdup_printf ("%s. %s", description, note) : g_strdup (description);
@@ -328,6 +345,36 @@ index_to_enum (const GValue *value, const GVariantType *type, gpointer key)
   return index < g_variant_n_children (nicks) ? g_variant_get_child_value (nicks, index) : NULL;
 }
 
+/* The rows of the modes are those that are offered. */
+static gboolean
+choice_to_index (GValue *value, GVariant *variant, gpointer data)
+{
+  QuirePreferencesWindow *self = data;
+  int choice = g_settings_get_enum (quire_settings_get_default (), "cache-mode");
+
+  for (guint i = 0; i < self->n_choices; i++)
+    if ((int)self->choices[i] == choice)
+      {
+        g_value_set_uint (value, i);
+        return TRUE;
+      }
+  return FALSE;
+}
+
+static GVariant *
+index_to_choice (const GValue *value, const GVariantType *type, gpointer data)
+{
+  QuirePreferencesWindow *self = data;
+  guint index = g_value_get_uint (value);
+  GValue choice = G_VALUE_INIT;
+
+  if (index >= self->n_choices)
+    return NULL;
+  g_value_init (&choice, G_TYPE_UINT);
+  g_value_set_uint (&choice, self->choices[index]);
+  return index_to_enum (&choice, type, (gpointer) "cache-mode");
+}
+
 static void
 bind_enum (const char *key, AdwComboRow *row)
 {
@@ -345,17 +392,16 @@ bind_cache (QuirePreferencesWindow *self)
   g_autofree char *disk = g_strdup_printf (_ ("A chat that comes back is read from %s"), disk_dir);
 
   for (guint i = 0; i < QUIRE_N_CACHE_CHOICES; i++)
-    if (quire_cache_choice_is_approximate (i))
-      {
-        g_autofree char *name
-            = g_strdup_printf (_ ("%s · approximate"), quire_cache_choice_get_title (i));
+    {
+      g_autofree char *name = quire_cache_choice_dup_name (i);
 
-        gtk_string_list_append (modes, name);
-      }
-    else
-      gtk_string_list_append (modes, quire_cache_choice_get_title (i));
+      self->choices[self->n_choices++] = i;
+      gtk_string_list_append (modes, name);
+    }
   adw_combo_row_set_model (self->mode_row, G_LIST_MODEL (modes));
-  bind_enum ("cache-mode", self->mode_row);
+  g_settings_bind_with_mapping (settings, "cache-mode", self->mode_row, "selected",
+                                G_SETTINGS_BIND_DEFAULT, choice_to_index, index_to_choice, self,
+                                NULL);
   bind_enum ("host-memory", self->host_row);
   bind_enum ("host-path", self->path_row);
   g_settings_bind (settings, "host-mib", self->host_mib_spin, "value", G_SETTINGS_BIND_DEFAULT);

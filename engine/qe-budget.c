@@ -38,6 +38,7 @@ void qe_budget_params(const qk_shape *shape, qe_kv_class kv_class, uint32_t rows
         .outputs_max = MIN(QE_RUNNING_MAX + logits_max, rows_max),
         .logits_max = MIN(logits_max, rows_max),
         .slots_max = QE_RUNNING_MAX,
+        .select_max = QE_SELECT_PAGES_MAX,
     };
     qk_kv_layout_page_major(shape, kv_class == QE_KV_F32 ? QK_F32 : QK_BF16, &out->layout);
     qk_kv_layout_page_major(shape, QK_I8, &out->layout_1);
@@ -122,15 +123,23 @@ bool qe_budget_pages(const qe_budget *b, uint32_t *n_pages, GError **error)
 qk_status qe_budget_estimate(const char *backend, const qk_shape *shape, bool tied, qk_context_params *params,
     qk_sizes *model, qk_sizes *context)
 {
-    qk_status status = qk_estimate(backend, shape, tied, params, model, context);
-    if (status == QK_UNSUPPORTED && params->layout_1.page_bytes) {
-        qk_context_params without = *params;
-        without.layout_1 = (qk_kv_layout){0};
-        status = qk_estimate(backend, shape, tied, &without, model, context);
-        if (status == QK_OK)
-            *params = without;
-    }
+    qk_context_params tried = *params;
+    qk_status status = QK_UNSUPPORTED;
+    for (int less = 0; status == QK_UNSUPPORTED && qe_budget_without(params, less, &tried); less++)
+        status = qk_estimate(backend, shape, tied, &tried, model, context);
+    if (status == QK_OK)
+        *params = tried;
     return status;
+}
+
+bool qe_budget_without(const qk_context_params *params, int less, qk_context_params *out)
+{
+    *out = *params;
+    if (less & 1)
+        out->select_max = 0;
+    if (less & 2)
+        out->layout_1 = (qk_kv_layout){0};
+    return less < 4;
 }
 
 /* ---- Before a load ---- */
@@ -175,6 +184,7 @@ static void plan_cache(
     g_autoptr(GError) error = NULL;
     plan->page_bytes = params->layout.page_bytes;
     plan->page_bytes_int8 = params->layout_1.page_bytes;
+    plan->has_selective = params->select_max > 0;
     plan->host_kv = host_bytes / plan->page_bytes * plan->page_bytes;
     plan->host_kv_tokens = host_bytes / plan->page_bytes * QK_PAGE_TOKENS;
     if (qe_budget_pages(budget, &n_pages, &error)) {

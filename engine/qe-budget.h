@@ -21,7 +21,10 @@ void qe_budget_params(const qk_shape *shape, qe_kv_class kv_class, uint32_t rows
  * device (@is_host) the default is none: its pages lie in host memory already. */
 uint64_t qe_budget_host_bytes(uint64_t wanted, bool is_host);
 
-/* As qk_estimate(); takes int8 pages out of @params when the backend has none. */
+/* @params with less and less that a backend may not have, as @less counts up from 0: all, no selective attention, no int8
+ * pages, neither. false: there is nothing left to try. */
+bool qe_budget_without(const qk_context_params *params, int less, qk_context_params *out);
+/* As qk_estimate(); takes out of @params what the backend has not. */
 qk_status qe_budget_estimate(const char *backend, const qk_shape *shape, bool tied, qk_context_params *params,
     qk_sizes *model, qk_sizes *context);
 

@@ -162,8 +162,10 @@ static void take_listing(qe_core *core, struct qe_core_file *f, const qe_kv_disk
     if (!f->timeline)
         return;
     uint32_t n = listing->n_pages;
-    if (n > 0 && !qe_page_key_equal(&listing->pages[0].parent, qe_kv_pool_seed(pool_of(core)))) {
-        set_note(core, "A conversation's pages on disk do not begin as this model's do");
+    qe_page_key seed = qe_session_seed(f->timeline->session);
+    if (n > 0 && !qe_page_key_equal(&listing->pages[0].parent, &seed)) {
+        set_note(core,
+            "A conversation's pages on disk are another model's, or were computed in another cache mode");
         qe_kv_disk_truncate(core->disk->store, f->file, 0);
         n = 0;
     }
@@ -282,7 +284,7 @@ static void write_page(qe_core *core, struct qe_core_file *f, uint32_t i, qe_pag
     const qe_session *session = f->timeline->session;
     qe_kv_disk_page p = {
         .key = *qe_kv_page_key(pool_of(core), page),
-        .parent = i > 0 ? page_at(f, i - 1)->key : *qe_kv_pool_seed(pool_of(core)),
+        .parent = i > 0 ? page_at(f, i - 1)->key : qe_session_seed(session),
     };
     memcpy(p.ids, qe_session_ids(session) + (gsize)i * QK_PAGE_TOKENS, sizeof p.ids);
     qe_kv_page_pin(pool_of(core), page);

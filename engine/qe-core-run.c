@@ -29,6 +29,8 @@ static void report(qe_request *request)
     qe_receipt *receipt = &request->receipt;
     gint64 now = g_get_monotonic_time();
     receipt->n_generated = request->n_generated;
+    if (request->n_pages_seen)
+        receipt->skipped_share = (double)request->n_pages_skipped / (double)request->n_pages_seen;
     receipt->prefill_ms = ms_between(request->admitted, request->first_token ? request->first_token : now);
     receipt->first_token_ms = ms_between(request->called, request->first_token);
     receipt->decode_ms = ms_between(request->first_token, request->last_token);
@@ -100,14 +102,16 @@ static qe_request *pick_victim(qe_core *core, const qe_request *request)
     return victim;
 }
 
-/* Pages for the first @n_tokens of @request. When there are none: room is made by moving pages to the host, then by dropping
+/* Pages for the first @n_tokens of @request, and, for a decode row, what it chooses pages by. When there are none: room is made by moving pages to the host, then by dropping
  * idle sessions' (qe-core-tiers.c says in which order); then younger requests give theirs; then
  * it waits itself; and only when it has the pool to itself it fails. false: it has them not, now or for good. */
-static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens)
+static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens, bool decode)
 {
     for (;;) {
         GError *error = NULL;
-        if (qe_session_reserve(request->timeline->session, n_tokens, &error))
+        qe_session *session = request->timeline->session;
+        if (qe_session_reserve(session, n_tokens, &error) &&
+            (!decode || qe_session_take_bounds(session, n_tokens, &error)))
             return true;
         if (g_error_matches(error, QE_ERROR, QE_ERROR_DEVICE_LOST)) {
             qe_core_lose(core, error->message);
@@ -163,10 +167,12 @@ static uint32_t promised_tokens(const qe_core *core, const qe_request *request)
 static uint32_t pages_promised(const qe_core *core, const qe_request *request)
 {
     const qe_session *session = request->timeline->session;
-    uint32_t n = qe_session_pages_needed(session, promised_tokens(core, request));
+    uint32_t n_tokens = promised_tokens(core, request), n = qe_session_pages_needed(session, n_tokens);
+    uint32_t n_bounds =
+        qe_session_leaves_out(session, n_tokens) ? n_tokens / (QK_PAGE_TOKENS * QK_PAGE_TOKENS) + 1 : 0;
     if (qe_session_get_policy(session)->tiered)
         n = MIN(n, (core->params.rows_max + QK_SPAN_TOKENS) / QK_PAGE_TOKENS);
-    return n;
+    return n + n_bounds;
 }
 
 /* Counts the pages of @session that have to stay on the device while it runs. */
@@ -196,6 +202,7 @@ static bool may_start(qe_core *core, qe_request *request)
     uint32_t n_pinned = 0;
     for (uint32_t i = 0; i < qe_kv_pool_n_pages(pool); i++)
         n_pinned += counts[i] != 0;
+    n_pinned += qe_kv_pool_n_bounds_slots(pool);
     uint32_t n_needed = pages_promised(core, request);
     /* What the pool can really hold: less than its budget once the device refused a slab. */
     uint32_t n_pages_max = qe_kv_pool_n_used(pool) + qe_kv_pool_n_available(pool);
@@ -369,7 +376,8 @@ typedef struct {
     qe_request *request;
     uint32_t epoch;
     bool from_slot;
-    bool heavy; /* some of its pages are off the device */
+    bool heavy;        /* some of its pages are off the device */
+    uint32_t n_select; /* selective: pages that its row attends to; 0: all of them */
 } candidate;
 
 /* The row or rows that @request could compute now; false: none. */
@@ -384,7 +392,12 @@ static bool next_rows(qe_request *request, candidate *c, qe_sched_item *item)
     if (request->pos < n_ids) {
         item->n_known = n_ids - request->pos;
         item->decode = request->n_generated > 0 && item->n_known == 1;
-        if (request->is_eval)
+        if (request->is_eval && qe_session_get_policy(request->timeline->session)->select.n_recent) {
+            /* As a reply would: what comes before is a prompt, the rest goes row by row. */
+            item->decode = request->pos >= request->eval_first;
+            item->n_known = item->decode ? 1 : request->eval_first - request->pos;
+            item->n_logit_rows = item->decode;
+        } else if (request->is_eval)
             item->n_logit_rows = MIN(item->n_known, n_ids - request->eval_first);
         else if (request->n_top && !request->top_known)
             item->n_logit_rows = 1;
@@ -440,6 +453,19 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
             }
         }
         request->history_set = true;
+    }
+    if (item->decode) {
+        GError *error = NULL;
+        member.select = qe_session_get_policy(session)->select;
+        if (!qe_session_make_bounds(session, core->context, request->pos + 1, &error)) {
+            if (g_error_matches(error, QE_ERROR, QE_ERROR_DEVICE_LOST)) {
+                qe_core_lose(core, error->message);
+                g_error_free(error);
+            } else {
+                qe_core_finish(core, request, QE_FINISH_ERROR, error);
+            }
+            return false;
+        }
     }
     const uint32_t *ids = c->from_slot ? NULL : qe_session_ids(session) + request->pos;
     qe_steps_add(core->steps, &member, ids, request->slot, &sampling, qe_session_pool(session),
@@ -498,6 +524,50 @@ static bool pick_kind(qe_core *core, candidate *candidates, qe_sched_item *items
     return heavy;
 }
 
+/* How many pages the row attends to when it leaves some out, else 0. */
+static uint32_t count_select(const qe_request *request, const qe_sched_item *item)
+{
+    const qe_session *session = request->timeline->session;
+    const qe_session_select *s = &qe_session_get_policy(session)->select;
+    return item->decode && qe_session_leaves_out(session, request->pos + 1)
+               ? s->n_sink + s->n_recent + s->n_chosen
+               : 0;
+}
+
+/* In a step with rows that leave pages out each sequence has one row, and so many pages in all as a context lists. With
+ * prompts at work such steps take turns with theirs; leaves the candidates of one. */
+static void split_selective(qe_core *core, candidate *candidates, qe_sched_item *items, uint32_t *n)
+{
+    uint32_t n_selective = 0, n_many = 0, n_kept = 0, n_pages = 0;
+    for (uint32_t i = 0; i < *n; i++) {
+        n_selective += candidates[i].n_select > 0;
+        n_many += items[i].n_known > 1;
+    }
+    if (n_selective == 0)
+        return;
+    bool selective = n_many == 0 || !core->last_selective;
+    core->last_selective = selective;
+    uint32_t first = core->rotate % n_selective, k = 0; /* the one that is sure to go */
+    for (uint32_t i = 0; i < *n; i++) {
+        if (candidates[i].n_select > 0 && k++ == first)
+            n_pages = candidates[i].n_select;
+    }
+    k = 0;
+    for (uint32_t i = 0; i < *n; i++) {
+        uint32_t n_select = candidates[i].n_select;
+        bool keep = selective ? items[i].n_known == 1 : n_select == 0;
+        if (n_select > 0 && k++ != first) {
+            keep = keep && n_pages + n_select <= core->params.select_max;
+            n_pages += keep ? n_select : 0;
+        }
+        if (!keep)
+            continue;
+        candidates[n_kept] = candidates[i];
+        items[n_kept++] = items[i];
+    }
+    *n = n_kept;
+}
+
 static bool submit_step(qe_core *core)
 {
     candidate candidates[QE_RUNNING_MAX];
@@ -511,11 +581,13 @@ static bool submit_step(qe_core *core)
         qe_request *r = core->running->pdata[i];
         if (next_rows(r, &candidates[n], &items[n])) {
             candidates[n].heavy = qe_session_n_off_device(r->timeline->session) > 0;
+            candidates[n].n_select = count_select(r, &items[n]);
             n++;
         }
     }
     bool heavy = pick_kind(core, candidates, items, &n);
     uint32_t kv_class = n > 0 ? pick_class(core, candidates, items, &n) : 0;
+    split_selective(core, candidates, items, &n);
     for (uint32_t i = 0; i < n; i++)
         prefill |= !items[i].decode;
     if (n == 0)
@@ -545,7 +617,7 @@ static bool submit_step(qe_core *core)
         if (items[i].n_rows == 0 || r->epoch != candidates[i].epoch)
             continue;
         qe_request_ref(r);
-        bool ready = ensure_pages(core, r, r->pos + items[i].n_rows);
+        bool ready = ensure_pages(core, r, r->pos + items[i].n_rows, items[i].decode);
         bool lost = core->lost != NULL;
         if (lost) {
             qe_request_unref(r);
@@ -659,6 +731,10 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
     qe_session_commit(t->session, m->n_rows);
     qe_core_enforce_cap(core, t);
     t->n_computed = MAX(t->n_computed, qe_session_n_cached(t->session));
+    if (m->select.n_recent) {
+        request->n_pages_seen += m->n_pages;
+        request->n_pages_skipped += m->n_pages - m->n_attended;
+    }
 
     uint32_t vocab = qe_model_get_config(core->model)->vocab;
     if (request->is_eval) {

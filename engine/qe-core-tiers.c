@@ -23,7 +23,7 @@ static qe_kv_pool *pool_of(const qe_timeline *t)
 
 static bool is_tiered(qe_cache_mode mode)
 {
-    return mode == QE_CACHE_TIERED || mode == QE_CACHE_TIERED_INT8;
+    return mode == QE_CACHE_TIERED || mode == QE_CACHE_TIERED_INT8 || mode == QE_CACHE_SELECTIVE;
 }
 
 /* What @config comes to on this engine: never AUTO; a tiered mode without a host tier is a session. */
@@ -36,6 +36,8 @@ static qe_cache_mode resolve(const qe_core *core, const qe_cache_config *config)
         return host ? QE_CACHE_TIERED : QE_CACHE_SESSION;
     case QE_CACHE_TIERED_INT8:
         return core->pools[1] ? QE_CACHE_TIERED_INT8 : QE_CACHE_SESSION;
+    case QE_CACHE_SELECTIVE:
+        return core->params.select_max ? QE_CACHE_SELECTIVE : host ? QE_CACHE_TIERED : QE_CACHE_SESSION;
     default:
         return config->mode;
     }
@@ -45,7 +47,12 @@ static qe_session_policy policy_of(const qe_core *core, const qe_cache_config *c
 {
     uint32_t cap = config->gpu_max_length + config->hot_cache_length;
     bool keeps = mode != QE_CACHE_REBUILD && mode != QE_CACHE_PAGED;
+    qe_session_select select = {0};
+    if (mode == QE_CACHE_SELECTIVE)
+        select = (qe_session_select){config->sink_length / QK_PAGE_TOKENS,
+            config->recent_length / QK_PAGE_TOKENS, config->select_length / QK_PAGE_TOKENS};
     return (qe_session_policy){
+        .select = select,
         .contiguous = mode == QE_CACHE_REBUILD,
         .shared = keeps && config->use_cache,
         .tiered = is_tiered(mode) && core->pools[0] && qe_kv_pool_has_host(core->pools[0]) &&
@@ -68,14 +75,19 @@ void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *c
         t->session = session;
         t->kv_class = kv_class;
     }
-    /* What a mode that keeps nothing has left is no use to the next, and the other way round. */
-    if (t->mode != mode && (!kept || !keeps) && !core->lost) {
+    qe_session_policy policy = policy_of(core, config, mode);
+    const qe_session_select *select = &qe_session_get_policy(t->session)->select;
+    bool selects_anew = memcmp(select, &policy.select, sizeof *select) != 0;
+    /* What a mode that keeps nothing has left is no use to the next, and the other way round; and what was computed under
+     * selective attention is no use to others, nor theirs to it. */
+    if (((t->mode != mode && (!kept || !keeps)) || selects_anew) && !core->lost) {
         qe_session_uncache(t->session, 0);
         qe_session_release_reserved(t->session);
         t->mode_changed |= t->mode != QE_CACHE_AUTO && qe_session_n_ids(t->session) > 0;
     }
+    if (selects_anew)
+        qe_core_disk_distrust(core, t);
     t->mode = mode;
-    qe_session_policy policy = policy_of(core, config, mode);
     qe_session_set_policy(t->session, &policy);
 }
 
@@ -98,6 +110,11 @@ uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t)
     uint64_t n_pages = qe_kv_pool_n_max(pool_of(t));
     if (policy->tiered)
         n_pages += qe_kv_slots_n_max(qe_kv_pool_host_slots(pool_of(t)));
+    if (policy->select
+            .n_recent) { /* the bounds of 16 pages take the device slot of one, of three quarters at most */
+        uint64_t n_bounds_max = qe_kv_pool_n_max(pool_of(t)) * 3ull / 4;
+        n_pages = MIN(n_pages * QK_PAGE_TOKENS / (QK_PAGE_TOKENS + 1), n_bounds_max * QK_PAGE_TOKENS);
+    }
     if (t->cache.max_cache_size)
         n_pages = MIN(n_pages, t->cache.max_cache_size);
     return (uint32_t)MIN((uint64_t)core->context_max, n_pages * QK_PAGE_TOKENS);

@@ -222,6 +222,9 @@ static void make_pools(qe_core *core, uint32_t n_pages)
         core->pools[c] = qe_kv_pool_new(core->backend, layouts[c], (uint32_t)n, slab_pages, core->check);
         qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, slab_pages, !core->is_host,
             &core->device_ledger, &core->host_ledger);
+        qk_shape shape = shape_of(core);
+        if (c == 0 && core->params.select_max)
+            qe_kv_pool_set_bounds(core->pools[c], qk_bounds_bytes(&shape, layouts[c]->dtype));
         uint8_t digest[32];
         set_seed(core, core->pools[c], layouts[c], digest);
         if (c == 0)
@@ -250,11 +253,10 @@ static bool fill_device(qe_core *core, qk_progress_fn progress, void *user, GErr
         qe_backend_set_error(error, core->backend, status, "Cannot load the model onto the device");
         return false;
     }
-    status = qk_context_new(core->device_model, &core->params, &core->context);
-    if (status == QK_UNSUPPORTED && core->params.layout_1.page_bytes) {
-        core->params.layout_1 = (qk_kv_layout){0}; /* no int8 pages on this backend */
+    const qk_context_params params = core->params;
+    status = QK_UNSUPPORTED;
+    for (int less = 0; status == QK_UNSUPPORTED && qe_budget_without(&params, less, &core->params); less++)
         status = qk_context_new(core->device_model, &core->params, &core->context);
-    }
     if (status != QK_OK) {
         core->context = NULL;
         qe_backend_set_error(error, core->backend, status, "Cannot make the workspace");
@@ -534,6 +536,9 @@ void qe_core_open(qe_core *core, qe_session_id id, const qe_cache_config *cache,
         g_set_error(&t->broken, QE_ERROR, QE_ERROR_UNSUPPORTED,
             "The cache mode tiered-int8 is not offered here: %s",
             core->kv_class == QE_KV_F32 ? "the engine's pages are float32" : "the device has no int8 pages");
+    if (cache->mode == QE_CACHE_SELECTIVE && !core->params.select_max)
+        g_set_error(&t->broken, QE_ERROR, QE_ERROR_UNSUPPORTED,
+            "The cache mode selective is not offered here: the device cannot choose pages");
 }
 
 /* Without pages for the copy of a part-filled page the new session gets the ids alone and computes them again. */

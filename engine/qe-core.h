@@ -91,7 +91,7 @@ struct qe_core {
     char *numerics; /* what the bits of a page depend on beside model and layout: backend and kernels */
     /* Steps of sessions with pages off the device take long: they alternate with the others by time (ms). */
     double heavy_ms, light_ms_since;
-    bool last_class;
+    bool last_class, last_selective;
     bool landed; /* copies have, since it was last cleared: there may be something to compute */
 
     GHashTable *timelines; /* id -> qe_timeline, owned */

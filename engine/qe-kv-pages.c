@@ -56,6 +56,8 @@ qe_kv_pool *qe_kv_pool_new(qk_backend *backend, const qk_kv_layout *layout, uint
     pool->to_store = g_array_new(FALSE, FALSE, sizeof(qe_page));
     pool->to_load = g_array_new(FALSE, FALSE, sizeof(qe_page));
     pool->spare_moves = g_ptr_array_new();
+    pool->blocks = g_array_new(FALSE, FALSE, sizeof(qe_bounds_block));
+    pool->bounds_epoch = 1;
     return pool;
 }
 
@@ -116,6 +118,8 @@ void qe_kv_pool_free(qe_kv_pool *pool)
     g_array_unref(pool->to_store);
     g_array_unref(pool->to_load);
     g_ptr_array_unref(pool->spare_moves);
+    g_array_unref(pool->blocks);
+    qe_free_map_free(&pool->free_places);
     g_free(pool);
 }
 
@@ -145,6 +149,7 @@ void qe_kv_pool_detach(qe_kv_pool *pool)
     g_array_set_size(pool->to_load, 0);
     g_array_set_size(pool->to_store, 0);
     pool->n_moving = pool->n_loading = pool->n_to_store = 0;
+    qe_kv_pool_forget_bounds(pool);
     for (qe_page page = 0; page < pool->n_pages; page++) {
         qe_page_info *info = &pool->pages[page];
         info->device = COPY_NONE;
@@ -256,7 +261,7 @@ static qe_page page_new(qe_kv_pool *pool, qe_slot slot)
 }
 
 /* A device slot, for which cached pages give theirs. Memory that was never used is taken first. */
-static bool take_device(qe_kv_pool *pool, qe_slot *slot, GError **error)
+bool qe_kv_pool_take_device(qe_kv_pool *pool, qe_slot *slot, GError **error)
 {
     g_autoptr(GError) local = NULL;
     if (qe_kv_slots_take(pool->device, slot, &local))
@@ -288,7 +293,7 @@ static bool fill_fresh(qe_kv_pool *pool, qe_page page, GError **error)
 bool qe_kv_page_alloc(qe_kv_pool *pool, qe_page *out, GError **error)
 {
     qe_slot slot;
-    if (!take_device(pool, &slot, error))
+    if (!qe_kv_pool_take_device(pool, &slot, error))
         return false;
     qe_page page = page_new(pool, slot);
     if (!fill_fresh(pool, page, error)) {
@@ -359,7 +364,7 @@ bool qe_kv_page_copy(qe_kv_pool *pool, qe_page page, qe_page *out, GError **erro
     g_assert(qe_kv_page_state(pool, page) != QE_PAGE_FREE);
     qe_slot slot;
     /* The page has a reference, so taking a slot does not evict it. */
-    if (!take_device(pool, &slot, error))
+    if (!qe_kv_pool_take_device(pool, &slot, error))
         return false;
     qe_page fresh = page_new(pool, slot);
     if (!qe_kv_page_copy_run(pool, &page, &fresh, 1, error)) {
@@ -375,6 +380,7 @@ bool qe_kv_page_copy(qe_kv_pool *pool, qe_page page, qe_page *out, GError **erro
 void qe_kv_pool_cache_page(qe_kv_pool *pool, qe_page page)
 {
     qe_page_info *info = info_of(pool, page);
+    qe_kv_page_drop_bounds(pool, page);
     info->cached = true;
     info->older = pool->newest_cached;
     info->newer = QE_PAGE_NONE;
@@ -423,6 +429,7 @@ void qe_kv_pool_destroy_page(qe_kv_pool *pool, qe_page page)
     g_assert(info->n_refs == 0);
     qe_kv_pool_uncache(pool, page);
     qe_kv_pool_unname(pool, page);
+    qe_kv_page_drop_bounds(pool, page);
     if (info->to_store) {
         info->to_store = false;
         pool->n_to_store--;
@@ -496,6 +503,7 @@ void qe_kv_page_unseal(qe_kv_pool *pool, qe_page page)
 {
     qe_page_info *info = info_of(pool, page);
     g_assert(qe_kv_page_can_unseal(pool, page));
+    qe_kv_page_drop_bounds(pool, page);
     qe_kv_pool_unname(pool, page);
     info->has_key = false;
     if (info->to_store) {
@@ -832,7 +840,7 @@ static bool check_tally(const qe_kv_pool *pool, const tally *t, GError **error)
         {"loading pages", t->n_loading, pool->n_loading},
         {"imported pages", t->n_importing, pool->n_importing},
         {"pinned pages", t->n_pinned, pool->n_pinned},
-        {"pages on the device", t->n_device, qe_kv_slots_n_used(pool->device)},
+        {"pages and bounds on the device", t->n_device + pool->n_blocks, qe_kv_slots_n_used(pool->device)},
         {"pages on the host", t->n_host, pool->host ? qe_kv_slots_n_used(pool->host) : 0},
     };
     for (guint i = 0; i < G_N_ELEMENTS(rows); i++) {
@@ -863,6 +871,6 @@ bool qe_kv_pool_check(const qe_kv_pool *pool, const uint32_t *n_entries, GError 
     if (n_listed != pool->n_cached)
         return BROKEN(
             error, "the list of cached pages has %u, the counter says %u", n_listed, pool->n_cached);
-    return check_tally(pool, &t, error) && qe_kv_slots_check(pool->device, error) &&
-           (!pool->host || qe_kv_slots_check(pool->host, error));
+    return check_tally(pool, &t, error) && qe_kv_pool_check_bounds(pool, on_device, error) &&
+           qe_kv_slots_check(pool->device, error) && (!pool->host || qe_kv_slots_check(pool->host, error));
 }

@@ -9,7 +9,7 @@
  *     go; or its last copy is still moving or its host copy pinned, and it goes when that is over. One that is imported
  *     has a host slot that is being filled, neither name nor reference, and is nobody's until then.
  *  3. References counted in the pool equal the page tables' entries.
- *  4. Every used slot of a tier belongs to exactly one page.
+ *  4. Every used slot of a tier belongs to exactly one page, but for device slots that bounds of pages lie in.
  *
  * Copies between tiers run on streams of their own and land later (qe_kv_pool_poll). Until then the page keeps both
  * slots, so a slot is never given away under a copy. The same holds for a host copy that is pinned. */
@@ -164,6 +164,21 @@ typedef struct {
     uint64_t n_found_imported;           /* of the found, imported ones found for the first time */
 } qe_kv_counters;
 void qe_kv_pool_get_counters(const qe_kv_pool *pool, qe_kv_counters *out);
+
+/* ---- Bounds of pages, for selective attention (qe-kv-bounds.c) ---- */
+
+void qe_kv_pool_set_bounds(qe_kv_pool *pool, uint64_t bytes); /* of one page; before the first page */
+/* A place for the page's bounds, in a device slot that is cut into places. The errors of qe_kv_page_alloc(). The page has
+ * a reference; when that goes, or the page is unsealed, its bounds go. */
+bool qe_kv_page_take_bounds(qe_kv_pool *pool, qe_page page, GError **error);
+bool qe_kv_page_drop_bounds(qe_kv_pool *pool, qe_page page);      /* whether a device slot got free by it */
+uint64_t qe_kv_page_bounds(const qe_kv_pool *pool, qe_page page); /* the place's address; 0: none */
+bool qe_kv_page_bounds_are_made(const qe_kv_pool *pool, qe_page page);
+/* Enqueues the making of those of @pages that are not made; all have a place. They are good for steps submitted next. */
+bool qe_kv_pool_make_bounds(
+    qe_kv_pool *pool, qk_context *context, const qe_page *pages, uint32_t n, GError **error);
+uint64_t qe_kv_pool_bounds_epoch(const qe_kv_pool *pool);   /* grows whenever a page loses its bounds */
+uint32_t qe_kv_pool_n_bounds_slots(const qe_kv_pool *pool); /* device slots that bounds lie in */
 
 /* ---- Questions ---- */
 

@@ -71,7 +71,12 @@
 /* ---- Cache ---- */
 #define QE_CACHE_PAGES_MAX      1048576u /* max_cache_size of a conversation */
 #define QE_CACHE_GPU_TOKENS_MIN 64u      /* gpu_max_length + hot_cache_length, when not 0 */
-#define QE_DISK_KEY_BYTES_MAX   128u     /* a conversation's name in the disk tier */
+#define QE_CACHE_SINK_TOKENS    64u      /* defaults of the selective mode */
+#define QE_CACHE_RECENT_TOKENS  512u
+#define QE_CACHE_SELECT_TOKENS  2048u
+#define QE_CACHE_RECENT_MIN     32u    /* the page being filled and the one before it */
+#define QE_SELECT_PAGES_MAX     16384u /* attended to in one step, of sessions that leave pages out */
+#define QE_DISK_KEY_BYTES_MAX   128u   /* a conversation's name in the disk tier */
 
 /* ---- Snapshot ---- */
 #define QE_SNAPSHOT_MS     100u  /* least time between two publications */

@@ -61,6 +61,7 @@ struct qe_request {
     bool max_is_context; /* n_generate_max comes from the context, not from max_tokens */
     uint32_t n_stripped; /* tokens of earlier replies that were put again without reasoning */
     gint64 admitted, restore_begun, disk_begun, first_token, last_token, last_progress;
+    uint64_t n_pages_seen, n_pages_skipped; /* by the reply's tokens */
     qe_receipt receipt;
     qe_reply *reply; /* ids to text; owned */
 };

@@ -32,6 +32,9 @@ struct qe_session {
     /* How many pages the device has not, as of a placement epoch and a length of the page table. */
     uint64_t off_epoch;
     uint32_t off_pages, n_off;
+    /* Pages [n_sink, bounds_end) have their bounds, as of a bounds epoch of the pool. */
+    uint64_t bounds_epoch;
+    uint32_t bounds_end;
 };
 
 static uint32_t pages_for(uint32_t n_tokens)
@@ -61,7 +64,7 @@ qe_session *qe_session_new(qe_kv_pool *pool, uint64_t id)
 static void set_page(qe_session *self, uint32_t i, qe_page page)
 {
     *page_at(self, i) = page;
-    self->off_epoch = 0;
+    self->off_epoch = self->bounds_epoch = 0;
 }
 
 /* Gives back the references past the first @n_keep entries, last page first. */
@@ -69,6 +72,7 @@ static void cut_page_table(qe_session *self, uint32_t n_keep)
 {
     g_assert(n_keep <= self->pages->len);
     self->off_epoch = 0;
+    self->bounds_end = MIN(self->bounds_end, n_keep);
     for (uint32_t i = self->pages->len; i-- > n_keep;)
         qe_kv_page_unref(self->pool, *page_at(self, i));
     g_array_set_size(self->pages, n_keep);
@@ -258,17 +262,39 @@ fail: /* all or nothing: what others could use is given back */
     return false;
 }
 
+/* No token has such ids: these are names of nothing but ways to select. */
+#define SELECT_MARK 0xffffffffu
+
+qe_page_key qe_session_seed(const qe_session *self)
+{
+    const qe_session_select *s = &self->policy.select;
+    const uint32_t ids[QE_PAGE_KEY_TOKENS] = {SELECT_MARK, s->n_sink, s->n_recent, s->n_chosen};
+    return s->n_recent == 0 ? *qe_kv_pool_seed(self->pool)
+                            : qe_page_key_child(qe_kv_pool_seed(self->pool), ids);
+}
+
+/* The parent of page @i's key; false: the page before it has no name. */
+static bool parent_of(const qe_session *self, uint32_t i, qe_page_key *parent)
+{
+    const qe_page_key *key = i > 0 ? qe_kv_page_key(self->pool, *page_at(self, i - 1)) : NULL;
+    if (i > 0 && !key)
+        return false;
+    *parent = i > 0 ? *key : qe_session_seed(self);
+    return true;
+}
+
 /* Names and stores the full page @i as the policy wants it. Pages are named in order: one without a name, and those after
  * it, stay private. */
 static void offer_page(qe_session *self, uint32_t i)
 {
     qe_page page = *page_at(self, i);
-    const qe_page_key *parent = i > 0 ? qe_kv_page_key(self->pool, *page_at(self, i - 1)) : NULL;
-    if (self->policy.shared && (i == 0 || parent)) {
-        qe_page_key copy = parent ? *parent : (qe_page_key){{0}};
-        page = qe_kv_page_publish(
-            self->pool, page, parent ? &copy : NULL, qe_session_ids(self) + (gsize)i * QK_PAGE_TOKENS);
-        set_page(self, i, page);
+    qe_page_key parent;
+    if (self->policy.shared && parent_of(self, i, &parent)) {
+        qe_page named =
+            qe_kv_page_publish(self->pool, page, &parent, qe_session_ids(self) + (gsize)i * QK_PAGE_TOKENS);
+        if (named != page)
+            set_page(self, i, named);
+        page = named;
     }
     if (self->policy.tiered)
         qe_kv_page_store(self->pool, page);
@@ -371,10 +397,10 @@ uint32_t qe_session_adopt(qe_session *self, uint32_t n_tokens)
     if (!self->policy.shared)
         return 0;
     for (uint32_t i = self->n_cached / QK_PAGE_TOKENS; i < n_tokens / QK_PAGE_TOKENS; i++) {
-        const qe_page_key *parent = i > 0 ? qe_kv_page_key(self->pool, *page_at(self, i - 1)) : NULL;
-        if (i > 0 && !parent)
+        qe_page_key parent;
+        if (!parent_of(self, i, &parent))
             break;
-        qe_page page = qe_kv_pool_find(self->pool, parent, qe_session_ids(self) + (gsize)i * QK_PAGE_TOKENS);
+        qe_page page = qe_kv_pool_find(self->pool, &parent, qe_session_ids(self) + (gsize)i * QK_PAGE_TOKENS);
         if (page == QE_PAGE_NONE)
             break;
         cut_page_table(self, i); /* a page of ours that is part filled, and what was reserved */
@@ -402,7 +428,55 @@ uint32_t qe_session_demote(qe_session *self, uint32_t n, bool shared, const uint
     uint32_t n_gone = 0;
     for (uint32_t i = self->n_cached / QK_PAGE_TOKENS; i-- > 0 && n_gone < n;)
         n_gone += drop_entry(self, i, false, shared, pins);
+    for (uint32_t i = self->policy.select.n_recent ? self->pages->len : 0; i-- > 0 && n_gone < n;) {
+        qe_page page = *page_at(self, i);
+        if (pins ? pins[page] == 0 : qe_kv_page_refs(self->pool, page) == 1)
+            n_gone += qe_kv_page_drop_bounds(self->pool, page);
+    }
     return n_gone;
+}
+
+bool qe_session_leaves_out(const qe_session *self, uint32_t n_tokens)
+{
+    const qe_session_select *s = &self->policy.select;
+    return s->n_recent > 0 && pages_for(n_tokens) > s->n_sink + s->n_recent + s->n_chosen;
+}
+
+/* The pages whose bounds are looked at and perhaps not there. */
+static void missing_bounds(const qe_session *self, uint32_t n_tokens, uint32_t *begin, uint32_t *end)
+{
+    const qe_session_select *s = &self->policy.select;
+    bool known = self->bounds_epoch == qe_kv_pool_bounds_epoch(self->pool);
+    *end = pages_for(n_tokens) - s->n_recent;
+    *begin = known ? CLAMP(self->bounds_end, s->n_sink, *end) : s->n_sink;
+}
+
+bool qe_session_take_bounds(qe_session *self, uint32_t n_tokens, GError **error)
+{
+    uint32_t begin, end;
+    if (!qe_session_leaves_out(self, n_tokens))
+        return true;
+    missing_bounds(self, n_tokens, &begin, &end);
+    for (uint32_t i = begin; i < end; i++) {
+        if (!qe_kv_page_take_bounds(self->pool, *page_at(self, i), error))
+            return false;
+    }
+    return true;
+}
+
+bool qe_session_make_bounds(qe_session *self, qk_context *context, uint32_t n_tokens, GError **error)
+{
+    uint32_t begin, end;
+    if (!qe_session_leaves_out(self, n_tokens))
+        return true;
+    missing_bounds(self, n_tokens, &begin, &end);
+    if (!qe_kv_pool_make_bounds(self->pool, context, qe_session_pages(self) + begin, end - begin, error))
+        return false;
+    while (begin < end && qe_kv_page_bounds_are_made(self->pool, *page_at(self, begin)))
+        begin++;
+    self->bounds_end = begin;
+    self->bounds_epoch = qe_kv_pool_bounds_epoch(self->pool);
+    return true;
 }
 
 uint32_t qe_session_spill(

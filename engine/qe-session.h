@@ -35,11 +35,17 @@ typedef struct {
     uint64_t text_hash;  /* of role and text as given (QE_TURN_GIVEN), else 0 */
 } qe_turn;
 
+/* Selective attention of a reply's tokens, in pages; n_recent 0: exact. */
+typedef struct {
+    uint32_t n_sink, n_recent, n_chosen;
+} qe_session_select;
+
 /* How a session deals with its pages. All false: a session of its own. */
 typedef struct {
     bool contiguous; /* device pages are adjacent; when they do not suffice all move to a longer run */
     bool shared;     /* sealed pages are named and found by name */
     bool tiered;     /* sealed pages are stored in the host tier */
+    qe_session_select select; /* other pages than those computed so are not found, and these not by others */
     uint32_t device_tokens_max; /* tiered: newest tokens that may stay on the device; 0: as many as fit */
 } qe_session_policy;
 
@@ -80,7 +86,9 @@ void qe_session_drop_lost(qe_session *self);
 
 qe_kv_pool *qe_session_pool(const qe_session *self);
 const qe_session_policy *qe_session_get_policy(const qe_session *self);
-/* From now on; what is cached stays. Named and stored as the policy wants it, also what was sealed before. */
+/* The parent of the first page's key: the pool's, or one of its own for each way to select. */
+qe_page_key qe_session_seed(const qe_session *self);
+/* From now on; what is cached stays, so a session whose policy selects otherwise is uncached first. Named and stored as the policy wants it, also what was sealed before. */
 void qe_session_set_policy(qe_session *self, const qe_session_policy *policy);
 /* contiguous: the next run that is taken has room for so many tokens. */
 void qe_session_set_run(qe_session *self, uint32_t n_tokens);
@@ -89,11 +97,17 @@ void qe_session_set_run(qe_session *self, uint32_t n_tokens);
 uint32_t qe_session_adopt(qe_session *self, uint32_t n_tokens);
 
 /* Device copies that the host has too are given up; pages with @pins[page] > 0 stay (NULL: none). Those that other
- * sessions hold go only when @shared. Returns how many went, at most @n. Demote: an idle session, from the end. */
+ * sessions hold go only when @shared. Returns how many went, at most @n. Demote: an idle session, from the end; then the
+ * bounds of its pages, counted by the device slots that they free. */
 uint32_t qe_session_demote(qe_session *self, uint32_t n, bool shared, const uint32_t *pins);
 /* Spill: a running session, from the beginning, never pages from @first_kept on. */
 uint32_t qe_session_spill(
     qe_session *self, uint32_t n, uint32_t first_kept, bool shared, const uint32_t *pins);
+/* Selective: whether a reply's token at position @n_tokens - 1 leaves pages out. */
+bool qe_session_leaves_out(const qe_session *self, uint32_t n_tokens);
+/* Places for the bounds that such a token looks at; the errors of qe_kv_page_alloc(). Then their making, on COMPUTE. */
+bool qe_session_take_bounds(qe_session *self, uint32_t n_tokens, GError **error);
+bool qe_session_make_bounds(qe_session *self, qk_context *context, uint32_t n_tokens, GError **error);
 /* Asks for device copies of pages that only the host has, from the end, @n_max at most and as far as slots are free. Returns how many were
  * asked for; -1 with @error: the device was lost. */
 int64_t qe_session_load(qe_session *self, uint32_t n_max, GError **error);

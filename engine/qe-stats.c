@@ -221,6 +221,7 @@ static void add_pool(qe_snapshot *view, const qe_kv_pool *pool, bool is_host, qe
     qe_kv_pool_get_counters(pool, &counters);
     fill_slots(home, qe_kv_pool_device_slots(pool), page_bytes);
     home->n_pages_shared += qe_kv_pool_n_shared(pool);
+    home->bytes_bounds += qe_kv_pool_n_bounds_slots(pool) * page_bytes;
     if (slots) {
         fill_slots(host, slots, page_bytes);
         host->bytes_pinned += is_host ? 0 : qe_kv_slots_bytes_pinned(slots);

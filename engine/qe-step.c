@@ -169,7 +169,9 @@ static void add_pages(const lane *l, qk_plan *plan, const qe_step_member *m, con
     const qe_page *pages, uint32_t n_pages)
 {
     const uint32_t span_pages = QK_SPAN_TOKENS / QK_PAGE_TOKENS;
-    bool on_cpu = l->heavy && l->path == QE_HOST_PATH_CPU && plan->host_pages && m->n_rows == 1;
+    bool leaves_out = m->n_attended < m->n_pages; /* those pages are chosen on the device and read by it */
+    bool on_cpu =
+        l->heavy && l->path == QE_HOST_PATH_CPU && plan->host_pages && m->n_rows == 1 && !leaves_out;
     bool outside = false; /* the span that page i is in */
     for (uint32_t i = 0; i < n_pages; i++) {
         uint32_t at = plan->n_pages + i;
@@ -178,6 +180,8 @@ static void add_pages(const lane *l, qk_plan *plan, const qe_step_member *m, con
         plan->pages[at] = outside ? 0 : qe_kv_page_plan_address(pool, pages[i]);
         if (plan->host_pages)
             plan->host_pages[at] = outside ? qe_kv_page_host(pool, pages[i]) : NULL;
+        if (leaves_out && i >= m->select.n_sink && i < n_pages - m->select.n_recent)
+            plan->bounds[at] = qe_kv_page_bounds(pool, pages[i]);
     }
 }
 
@@ -198,13 +202,19 @@ void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *
     l->names[l->n_members++] = m->request;
 
     uint32_t row = plan->n_rows;
-    plan->seqs[plan->n_seqs++] = (qk_seq){
+    qk_seq *seq = &plan->seqs[plan->n_seqs++];
+    *seq = (qk_seq){
         .row_begin = row,
         .n_rows = m->n_rows,
         .start = m->start,
         .page_begin = plan->n_pages,
         .n_pages = n_pages,
+        .n_sink = m->select.n_sink,
+        .n_recent = m->select.n_recent,
+        .n_chosen = m->select.n_chosen,
     };
+    m->n_pages = n_pages;
+    m->n_attended = qk_seq_n_attended(seq);
     for (uint32_t i = 0; i < m->n_rows; i++)
         plan->tokens[row + i] = ids ? (int32_t)ids[i] : ~(int32_t)slot;
     add_pages(l, plan, m, pool, pages, n_pages);
@@ -221,7 +231,7 @@ void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *
         uint32_t flags = QK_OUTPUT_SAMPLE | (m->wants_top ? QK_OUTPUT_LOGITS : 0u);
         m->sample_output = add_output(plan, last, flags, slot, sampling);
     }
-    l->attended += qe_cost_attended(m->start, m->n_rows);
+    l->attended += qe_cost_attended(m->start - (m->n_pages - m->n_attended) * QK_PAGE_TOKENS, m->n_rows);
     if (m->decode)
         l->n_decode++;
     else

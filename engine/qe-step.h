@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include "engine/qe-kv-pages.h"
 #include "engine/qe-queue.h"
+#include "engine/qe-session.h"
 #include "engine/qe.h"
 #include "kernels/qk.h"
 
@@ -20,12 +21,14 @@ typedef struct {
     struct qe_request *request; /* one reference while the step is in flight */
     uint32_t epoch; /* of the request when it was planned; results of an older epoch do not count */
     uint32_t start, n_rows;
-    bool decode;            /* the row advances a running reply; else prompt rows */
-    bool samples;           /* its last row draws a token */
-    uint32_t sample_output; /* index of that output */
-    bool wants_top;         /* the logits of that output are wanted too */
-    uint32_t n_logits;      /* eval: the last n rows copy their logits out */
-    uint32_t logits_output; /* index of the first of them */
+    bool decode;                  /* the row advances a running reply; else prompt rows */
+    bool samples;                 /* its last row draws a token */
+    uint32_t sample_output;       /* index of that output */
+    bool wants_top;               /* the logits of that output are wanted too */
+    uint32_t n_logits;            /* eval: the last n rows copy their logits out */
+    uint32_t logits_output;       /* index of the first of them */
+    qe_session_select select;     /* of a decode row; all 0: exact */
+    uint32_t n_pages, n_attended; /* filled in: of the sequence; of them, those that a row attends to */
 } qe_step_member;
 
 typedef struct {

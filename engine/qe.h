@@ -80,9 +80,11 @@ typedef enum {
     QE_CACHE_SESSION,  /* pages, and a turn computes only its new tokens */
     QE_CACHE_TIERED,   /* session, and older pages may lie in host memory: attended to exactly */
     QE_CACHE_TIERED_INT8, /* tiered with int8 K and V from the moment a token is appended: not exact, the error is known */
+    /* Tiered, but a reply's tokens attend to some of the pages only: approximate. Prompts are computed exactly. */
+    QE_CACHE_SELECTIVE,
     QE_N_CACHE_MODES,
 } qe_cache_mode;
-const char *qe_cache_mode_name(qe_cache_mode mode); /* "auto", "rebuild", "paged", ..., "tiered-int8" */
+const char *qe_cache_mode_name(qe_cache_mode mode); /* "auto", "rebuild", "paged", ..., "selective" */
 bool qe_cache_mode_parse(
     const char *name, qe_cache_mode *out, GError **error); /* the error lists the names */
 
@@ -92,11 +94,17 @@ typedef struct {
     uint32_t max_cache_size; /* pages that the conversation may hold in all tiers; 0: as many as there are */
     /* Tiered modes: the newest gpu_max_length + hot_cache_length tokens at most stay on the GPU. Both 0: what fits. */
     uint32_t gpu_max_length, hot_cache_length;
+    /* Selective: each token of a reply attends to the first sink_length and the newest recent_length tokens, and of what
+     * lies between to select_length tokens: those whose pages have the largest upper bounds of q . k, chosen for each
+     * layer and kv head. Up to qe_cache_identity_tokens() of context that is everything, so exact. Multiples of 16. */
+    uint32_t sink_length, recent_length, select_length;
     bool offload_to_cpu; /* pages may move to host memory; false: a tiered mode is a session */
     bool
         use_cache; /* find and offer pages that other conversations share; false: neither read nor write them */
 } qe_cache_config;
-void qe_cache_config_init(qe_cache_config *config); /* auto, 16, 0, 0, 0, true, true */
+void qe_cache_config_init(qe_cache_config *config); /* auto, 16, 0, 0, 0, 64, 512, 2048, true, true */
+/* The context length up to which the selective mode is the exact one, to the bit. */
+uint32_t qe_cache_identity_tokens(const qe_cache_config *config);
 /* The preset of the article: tiered, 32 recent and 2,048 hot tokens (130 pages) on the GPU. */
 void qe_cache_config_init_article(qe_cache_config *config);
 bool qe_cache_config_check(
@@ -155,6 +163,7 @@ typedef struct {
     uint64_t kv_tokens;                          /* that kv holds */
     uint64_t host_kv, host_kv_tokens;            /* host memory for pages beside it; 0: none */
     uint64_t page_bytes, page_bytes_int8;        /* of one page of 16 tokens */
+    bool has_selective;                          /* the device can choose pages */
     char *problem; /* owned: why the load would fail and what to change; NULL: it fits */
 } qe_memory_plan;
 
@@ -163,6 +172,7 @@ typedef struct {
 typedef struct {
     uint64_t bytes;                    /* of KV in all tiers */
     uint64_t device_bytes, host_bytes; /* of them */
+    uint64_t bounds_bytes;             /* of device_bytes: what the selective mode chooses pages by */
     uint64_t device_tokens, host_tokens;
     bool fits;
 } qe_cache_cost;
@@ -331,7 +341,9 @@ typedef struct {
     uint32_t n_generated;
     int64_t
         first_mismatch; /* token position where the kept prefix ended before the old timeline did; -1: none */
-    qe_mismatch mismatch;                                   /* why */
+    qe_mismatch mismatch; /* why */
+    double
+        skipped_share; /* selective: of the pages that the reply's tokens had before them, how many were left out, 0..1 */
     double restore_ms;                                      /* from admission until the pages were back */
     double queue_ms, first_token_ms, prefill_ms, decode_ms; /* first_token_ms: from the call */
     double prefill_tokens_per_s, decode_tokens_per_s;
@@ -379,6 +391,7 @@ typedef struct {
     char *reason; /* why not present, one sentence ("This build has no CUDA module."); NULL when present */
     uint32_t n_pages_used, n_pages_shared, n_pages_max;
     uint64_t bytes_used, bytes_max, bytes_reserved; /* reserved: taken from the system so far */
+    uint64_t bytes_bounds;                          /* of the used: bounds of pages for the selective mode */
     uint64_t bytes_pinned;                          /* host: of the reserved, registered with the device */
     uint64_t bytes_in, bytes_out; /* moved into this tier from another, and out of it, since the load */
     char *note; /* something the user should know ("The system pinned only 8 GiB: ..."); NULL: nothing */

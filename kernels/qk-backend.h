@@ -43,6 +43,8 @@ typedef struct {
     void (*context_free)(qk_context *context);
     qk_status (*context_set_history)(
         qk_context *context, uint32_t slot, const int32_t *ids, size_t n_ids, size_t n_prompt);
+    /* Optional: no selective attention then. The kv_class is one that the context has; its pages are not int8. */
+    qk_status (*bounds_submit)(qk_context *context, uint32_t kv_class, const qk_bounds *bounds, uint32_t n);
     qk_status (*step_new)(qk_context *context, qk_step **out);
     void (*step_free)(qk_step *step);
     qk_plan *(*step_plan)(qk_step *step);

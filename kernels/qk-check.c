@@ -304,6 +304,7 @@ qk_status qk_check_context_params(
         {"logits_max", params->logits_max, 0},
         {"slots_max", params->slots_max, 0},
         {"partial_max", params->partial_max, 0},
+        {"select_max", params->select_max, 0},
     };
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
         if (counts[i].value < counts[i].min || counts[i].value > COUNT_MAX)
@@ -323,6 +324,31 @@ qk_status qk_check_context_params(
     char line[160];
     if (qk_check_layout(&params->layout_1, shape, line, sizeof(line)) != QK_OK)
         FAIL("context: layout_1: %s", line);
+    return QK_OK;
+}
+
+qk_status qk_check_bounds(const qk_context_params *params, uint32_t kv_class, const qk_bounds *bounds,
+    uint32_t n, char *error, size_t error_size)
+{
+    if (kv_class > 1 || (kv_class == 1 && params->layout_1.page_bytes == 0))
+        FAIL("bounds: kv_class is %u, expected %s", kv_class,
+            params->layout_1.page_bytes == 0 ? "0: the context has no layout_1" : "0 or 1");
+    const qk_kv_layout *layout = kv_class == 0 ? &params->layout : &params->layout_1;
+    if (params->select_max == 0 || layout->dtype == QK_I8) {
+        invalid(error, error_size, "bounds: %s",
+            params->select_max == 0 ? "select_max of the context is 0" : "int8 pages have none");
+        return QK_UNSUPPORTED;
+    }
+    const uint64_t unit = page_alignment(layout);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint64_t page = bounds[i].page & ~(uint64_t)QK_PAGE_HOST;
+        if (page == 0 || page % unit != 0)
+            FAIL("bounds[%u].page: address %#llx, expected a multiple of %llu that is not 0", i, VALUE(page),
+                VALUE(unit));
+        if (bounds[i].bounds == 0 || bounds[i].bounds % unit != 0)
+            FAIL("bounds[%u].bounds: address %#llx, expected a multiple of %llu that is not 0", i,
+                VALUE(bounds[i].bounds), VALUE(unit));
+    }
     return QK_OK;
 }
 
@@ -380,10 +406,41 @@ static qk_status check_pages(const qk_plan *plan, uint32_t s, const qk_context_p
     return QK_OK;
 }
 
+/* A sequence's part in selective attention. Adds its pages to @n_attended when it leaves some out. */
+static qk_status check_select(const qk_plan *plan, uint32_t s, const qk_context_params *params,
+    uint64_t *n_attended, char *error, size_t error_size)
+{
+    const qk_seq *seq = &plan->seqs[s];
+    if (seq->n_recent == 0 && (seq->n_sink != 0 || seq->n_chosen != 0))
+        FAIL("plan: seqs[%u].n_recent is 0 with n_sink %u and n_chosen %u, expected at least 1", s,
+            seq->n_sink, seq->n_chosen);
+    if (!qk_seq_leaves_out(seq))
+        return QK_OK;
+    const qk_kv_layout *layout = qk_plan_layout(plan, params);
+    const uint64_t unit = page_alignment(layout);
+    if (params->select_max == 0)
+        FAIL("plan: seqs[%u] leaves pages out, but select_max of the context is 0", s);
+    if (layout->dtype == QK_I8)
+        FAIL("plan: seqs[%u] leaves pages out, but its pages are int8", s);
+    if (plan->n_rows != plan->n_seqs)
+        FAIL("plan: seqs[%u] leaves pages out beside sequences of more than one row", s);
+    for (uint32_t p = 0; p < seq->n_pages; p++) {
+        const bool scored = p >= seq->n_sink && p < seq->n_pages - seq->n_recent;
+        const uint64_t bounds = scored ? plan->bounds[seq->page_begin + p] : unit;
+        if (plan->pages[seq->page_begin + p] == 0)
+            FAIL("plan: seqs[%u] leaves pages out, and page %u is outside", s, p);
+        if (bounds == 0 || bounds % unit != 0)
+            FAIL("plan: seqs[%u] page %u: bounds at %#llx, expected a multiple of %llu that is not 0", s, p,
+                VALUE(bounds), VALUE(unit));
+    }
+    *n_attended += qk_seq_n_attended(seq);
+    return QK_OK;
+}
+
 static qk_status check_seqs(const qk_plan *plan, const qk_shape *shape, const qk_context_params *params,
     char *error, size_t error_size)
 {
-    uint64_t row = 0, n_items = 0;
+    uint64_t row = 0, n_items = 0, n_attended = 0;
     for (uint32_t s = 0; s < plan->n_seqs; s++) {
         const qk_seq *seq = &plan->seqs[s];
         if (seq->row_begin != row)
@@ -403,14 +460,17 @@ static qk_status check_seqs(const qk_plan *plan, const qk_shape *shape, const qk
         if ((uint64_t)seq->page_begin + seq->n_pages > plan->n_pages)
             FAIL("plan: seqs[%u].page_begin is %u, with %u pages past n_pages %u", s, seq->page_begin,
                 seq->n_pages, plan->n_pages);
-        if (seq->reserved != 0)
-            FAIL("plan: seqs[%u].reserved is %u, expected 0", s, seq->reserved);
         qk_status status = check_pages(plan, s, params, &n_items, error, error_size);
+        if (status == QK_OK)
+            status = check_select(plan, s, params, &n_attended, error, error_size);
         if (status != QK_OK)
             return status;
     }
     if (row != plan->n_rows)
         FAIL("plan: the sequences have %llu rows, expected n_rows %u", VALUE(row), plan->n_rows);
+    if (n_attended > params->select_max)
+        FAIL("plan: %llu pages of sequences that leave pages out, expected at most %u", VALUE(n_attended),
+            params->select_max);
     if (n_items > params->partial_max)
         FAIL("plan: %llu outside items, expected at most %u", VALUE(n_items), params->partial_max);
     return QK_OK;

@@ -17,4 +17,6 @@ qk_status qk_check_model_desc(const qk_model_desc *desc, char *error, size_t err
 qk_status qk_check_layout(const qk_kv_layout *layout, const qk_shape *shape, char *error, size_t error_size);
 qk_status qk_check_context_params(
     const qk_context_params *params, const qk_shape *shape, char *error, size_t error_size);
+qk_status qk_check_bounds(const qk_context_params *params, uint32_t kv_class, const qk_bounds *bounds,
+    uint32_t n, char *error, size_t error_size);
 qk_status qk_check_sampling(const qk_sampling *sampling, char *error, size_t error_size);

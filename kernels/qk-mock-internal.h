@@ -18,7 +18,7 @@ typedef struct {
     bool done;
 } mock_mark;
 
-typedef enum { MOCK_STEP, MOCK_CALL, MOCK_COPY, MOCK_FILL, MOCK_RECORD, MOCK_WAIT } mock_op_kind;
+typedef enum { MOCK_STEP, MOCK_CALL, MOCK_COPY, MOCK_FILL, MOCK_BOUNDS, MOCK_RECORD, MOCK_WAIT } mock_op_kind;
 
 struct mock_op {
     mock_op *next;
@@ -38,6 +38,11 @@ struct mock_op {
             uint64_t offset, bytes;
             uint32_t word;
         } fill;
+        struct {
+            qk_context *inner;
+            uint32_t kv_class;
+            qk_bounds item; /* real addresses */
+        } bounds;
         mock_mark *mark; /* MOCK_RECORD, MOCK_WAIT */
     };
 };
@@ -113,4 +118,5 @@ void qk_mock_step_run(qk_mock *mock, mock_step *step);
 /* Whether a submitted step has pages in [begin, end) of real memory. @outside: pages at address 0 too, which the
  * partial function reads there. Lock held. */
 bool qk_mock_step_touches(const mock_step *step, uint64_t begin, uint64_t end, bool outside);
-void qk_mock_model_ops(qk_backend_ops *ops); /* sets the entries for models, contexts, steps */
+void qk_mock_bounds_run(qk_mock *mock, const mock_op *op); /* lock not held */
+void qk_mock_model_ops(qk_backend_ops *ops);               /* sets the entries for models, contexts, steps */

@@ -277,6 +277,54 @@ static qk_status mock_context_set_history(
     return call.status == QK_OK ? QK_OK : qk_mock_fail(mock, call.status, "%s", call.error);
 }
 
+/* ---- Bounds ---- */
+
+static qk_status mock_bounds_submit(qk_context *base, uint32_t kv_class, const qk_bounds *bounds, uint32_t n)
+{
+    mock_context *context = (mock_context *)base;
+    qk_mock *mock = (qk_mock *)context->head.backend;
+    const qk_context_params *params = &context->head.params;
+    const qk_kv_layout *layout = kv_class == 0 ? &params->layout : &params->layout_1;
+    const qk_shape *shape = &((const qk_model_head *)context->head.model)->shape;
+    qk_status status = qk_mock_check_lost(mock);
+    for (uint32_t i = 0; i < n && status == QK_OK; i++) {
+        mock_op *op = calloc(1, sizeof(*op));
+        if (op == NULL)
+            return qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for bounds");
+        op->kind = MOCK_BOUNDS;
+        op->bounds.inner = context->inner;
+        op->bounds.kv_class = kv_class;
+        pthread_mutex_lock(&mock->lock);
+        op->bounds.item = (qk_bounds){
+            .page = qk_mock_translate(mock, bounds[i].page, layout->page_bytes),
+            .bounds = qk_mock_translate(mock, bounds[i].bounds, qk_bounds_bytes(shape, layout->dtype)),
+        };
+        const bool known = op->bounds.item.page != 0 && op->bounds.item.bounds != 0;
+        if (mock->lost || !known)
+            free(op);
+        else
+            qk_mock_enqueue(mock, QK_STREAM_COMPUTE, op);
+        pthread_mutex_unlock(&mock->lock);
+        if (!known)
+            status = qk_mock_fail(mock, QK_INVALID, "bounds[%u]: %#llx, %#llx: no live buffer is there", i,
+                (unsigned long long)bounds[i].page, (unsigned long long)bounds[i].bounds);
+    }
+    return status;
+}
+
+void qk_mock_bounds_run(qk_mock *mock, const mock_op *op)
+{
+    qk_event *event = NULL;
+    pthread_mutex_lock(&mock->inner_lock);
+    /* Until it is done: what comes next may be a copy that the CPU backend does not know of. */
+    if (qk_bounds_submit(op->bounds.inner, op->bounds.kv_class, &op->bounds.item, 1) != QK_OK ||
+        qk_event_new(mock->inner, &event) != QK_OK || qk_event_record(event, QK_STREAM_COMPUTE) != QK_OK ||
+        qk_event_wait(event) != QK_OK)
+        fprintf(stderr, "mock: bounds: %s\n", qk_backend_error(mock->inner));
+    qk_event_free(event);
+    pthread_mutex_unlock(&mock->inner_lock);
+}
+
 /* ---- Steps ---- */
 
 static void step_free_memory(mock_step *step)
@@ -285,6 +333,7 @@ static void step_free_memory(mock_step *step)
     free(step->plan.seqs);
     free(step->plan.pages);
     free(step->plan.host_pages);
+    free(step->plan.bounds);
     free(step->plan.outputs);
     free(step->outputs);
     free(step->logits);
@@ -313,6 +362,8 @@ static qk_status mock_step_new(qk_context *base, qk_step **out)
     step->plan.pages = calloc(params->pages_max, sizeof(*step->plan.pages));
     if (params->partial_max > 0)
         step->plan.host_pages = calloc(params->pages_max, sizeof(*step->plan.host_pages));
+    if (params->select_max > 0)
+        step->plan.bounds = calloc(params->pages_max, sizeof(*step->plan.bounds));
     step->plan.outputs = calloc(n_outputs + 1, sizeof(*step->plan.outputs));
     step->outputs = calloc(n_outputs + 1, sizeof(*step->outputs));
     if (params->logits_max > 0)
@@ -320,6 +371,7 @@ static qk_status mock_step_new(qk_context *base, qk_step **out)
     if (step->plan.tokens == NULL || step->plan.seqs == NULL || step->plan.pages == NULL ||
         step->plan.outputs == NULL || step->outputs == NULL ||
         (params->partial_max > 0 && step->plan.host_pages == NULL) ||
+        (params->select_max > 0 && step->plan.bounds == NULL) ||
         (params->logits_max > 0 && step->logits == NULL)) {
         step_free_memory(step);
         return qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a step");
@@ -391,18 +443,49 @@ static uint32_t translate_pages(const qk_mock *mock, const mock_step *step, cons
     return plan->n_pages;
 }
 
+/* The pages of @seq whose bounds are looked at: [*begin, *end) of the plan's. */
+static void scored_pages(const qk_seq *seq, uint32_t *begin, uint32_t *end)
+{
+    *begin = *end = seq->page_begin;
+    if (!qk_seq_leaves_out(seq))
+        return;
+    *begin += seq->n_sink;
+    *end += seq->n_pages - seq->n_recent;
+}
+
+/* Translates the bounds that @plan's sequences look at into @to. Lock held. Returns the first index that is refused, or
+ * n_pages. */
+static uint32_t translate_bounds(
+    const qk_mock *mock, const mock_step *step, const qk_plan *plan, uint64_t *to)
+{
+    const qk_shape *shape =
+        &((const qk_model_head *)((const qk_context_head *)step->head.context)->model)->shape;
+    const uint64_t bytes = qk_bounds_bytes(shape, qk_plan_layout(plan, step_params(step))->dtype);
+    for (uint32_t s = 0; s < plan->n_seqs; s++) {
+        uint32_t begin, end;
+        scored_pages(&plan->seqs[s], &begin, &end);
+        for (uint32_t p = begin; p < end; p++) {
+            to[p] = qk_mock_translate(mock, plan->bounds[p], bytes);
+            if (to[p] == 0)
+                return p;
+        }
+    }
+    return plan->n_pages;
+}
+
 /* What a card does with host pages needs its ring: QK_HOST_STREAM, and every step in which a sequence has many rows. */
 static bool lacks_ring(const mock_step *step)
 {
     const qk_plan *plan = &step->plan;
-    bool has_host = false, streams = plan->host_path == QK_HOST_STREAM;
+    bool has_host = false, streams = plan->host_path == QK_HOST_STREAM, reads = false;
     for (uint32_t s = 0; s < plan->n_seqs; s++) {
         const qk_seq *seq = &plan->seqs[s];
         streams = streams || seq->n_rows > 1;
+        reads = reads || qk_seq_leaves_out(seq);
         for (uint32_t p = seq->page_begin; p < seq->page_begin + seq->n_pages; p++)
             has_host = has_host || (plan->pages[p] & QK_PAGE_HOST) != 0;
     }
-    return has_host && streams && step_params(step)->ring_bytes == 0;
+    return has_host && streams && !reads && step_params(step)->ring_bytes == 0;
 }
 
 /* All but the pages' addresses. */
@@ -439,12 +522,17 @@ static qk_status mock_step_submit(qk_step *base)
 
     pthread_mutex_lock(&mock->lock);
     uint32_t bad = translate_pages(mock, step, plan, inner->pages);
+    const bool bad_bounds =
+        bad == plan->n_pages && (bad = translate_bounds(mock, step, plan, inner->bounds)) < plan->n_pages;
     if (bad == plan->n_pages && !mock->lost) {
         step->cancel = false;
         step->status = QK_PENDING;
         qk_mock_enqueue(mock, QK_STREAM_COMPUTE, &step->op);
     }
     pthread_mutex_unlock(&mock->lock);
+    if (bad_bounds)
+        return qk_mock_fail(mock, QK_INVALID, "plan: bounds[%u] at %#llx: no live buffer has them there", bad,
+            (unsigned long long)plan->bounds[bad]);
     if (bad < plan->n_pages)
         return qk_mock_fail(mock, QK_INVALID,
             "plan: pages[%u] at %#llx: no live buffer has %llu bytes%s there", bad,
@@ -472,6 +560,11 @@ static bool plan_unchanged(const qk_mock *mock, const mock_step *step)
             if (a->pages[p] == 0 && a->host_pages[p] != b->host_pages[p])
                 return false;
         }
+        uint32_t begin, end;
+        scored_pages(&a->seqs[s], &begin, &end);
+        for (uint32_t p = begin; p < end; p++)
+            if (b->bounds[p] != qk_mock_translate(mock, a->bounds[p], 1))
+                return false;
     }
     return true;
 }
@@ -488,6 +581,11 @@ bool qk_mock_step_touches(const mock_step *step, uint64_t begin, uint64_t end, b
             if (at >= begin && at < end)
                 return true;
         }
+        uint32_t first, last;
+        scored_pages(seq, &first, &last);
+        for (uint32_t p = first; p < last; p++)
+            if (plan->bounds[p] >= begin && plan->bounds[p] < end)
+                return true;
     }
     return false;
 }
@@ -588,6 +686,7 @@ void qk_mock_model_ops(qk_backend_ops *ops)
     ops->context_new = mock_context_new;
     ops->context_free = mock_context_free;
     ops->context_set_history = mock_context_set_history;
+    ops->bounds_submit = mock_bounds_submit;
     ops->step_new = mock_step_new;
     ops->step_free = mock_step_free;
     ops->step_plan = mock_step_plan;

@@ -104,6 +104,7 @@ static void op_finish(qk_mock *mock, mock_op *op)
         break;
     case MOCK_COPY:
     case MOCK_FILL:
+    case MOCK_BOUNDS:
         free(op);
         break;
     }
@@ -186,6 +187,11 @@ static void run(qk_mock *mock, mock_op *op)
     case MOCK_FILL:
         pthread_mutex_unlock(&mock->lock);
         run_fill(op);
+        pthread_mutex_lock(&mock->lock);
+        break;
+    case MOCK_BOUNDS:
+        pthread_mutex_unlock(&mock->lock);
+        qk_mock_bounds_run(mock, op);
         pthread_mutex_lock(&mock->lock);
         break;
     case MOCK_RECORD:
@@ -309,6 +315,9 @@ static bool op_touches(const mock_op *op, const mock_buffer *buffer)
         return op->fill.dst == &buffer->base;
     case MOCK_STEP:
         return qk_mock_step_touches(op->step, begin, begin + buffer->base.bytes, !buffer->wrapped);
+    case MOCK_BOUNDS:
+        return (op->bounds.item.page & ~(uint64_t)QK_PAGE_HOST) - begin < buffer->base.bytes ||
+               op->bounds.item.bounds - begin < buffer->base.bytes;
     default:
         return false;
     }

@@ -428,6 +428,24 @@ static qk_step_head *step_head(qk_step *step)
     return (qk_step_head *)step;
 }
 
+uint64_t qk_bounds_bytes(const qk_shape *shape, qk_dtype dtype)
+{
+    const uint64_t element = dtype == QK_F32 ? 4 : dtype == QK_BF16 ? 2 : 1;
+    return (2 * element * shape->head_dim * shape->n_kv_heads * shape->n_layers + 63) / 64 * 64;
+}
+
+qk_status qk_bounds_submit(qk_context *context, uint32_t kv_class, const qk_bounds *bounds, uint32_t n)
+{
+    const qk_context_head *head = (const qk_context_head *)context;
+    qk_backend *backend = head->backend;
+    CHECK(backend, qk_check_bounds(&head->params, kv_class, bounds, n, error, error_size));
+    if (backend->ops->bounds_submit != NULL)
+        return backend->ops->bounds_submit(context, kv_class, bounds, n);
+    snprintf(backend->check_error, sizeof(backend->check_error), "%s: this backend chooses no pages",
+        backend->ops->name);
+    return QK_UNSUPPORTED;
+}
+
 qk_status qk_step_new(qk_context *context, qk_step **out)
 {
     qk_backend *backend = ((qk_context_head *)context)->backend;

@@ -19,6 +19,7 @@ const ModesMode modes_all[MODES_N] = {
   { "tiered", QE_CACHE_TIERED, FALSE, TRUE, FALSE },
   { "article", QE_CACHE_TIERED, TRUE, TRUE, FALSE },
   { "tiered-int8", QE_CACHE_TIERED_INT8, FALSE, FALSE, FALSE },
+  { "selective", QE_CACHE_SELECTIVE, FALSE, FALSE, FALSE },
 };
 
 /* ---- Comparisons ---- */

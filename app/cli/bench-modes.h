@@ -19,7 +19,7 @@ typedef struct
   gboolean computes; /* every turn's whole history; else its new tokens alone */
 } ModesMode;
 
-#define MODES_N 6
+#define MODES_N 7
 extern const ModesMode modes_all[MODES_N];
 
 typedef struct

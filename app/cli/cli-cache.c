@@ -145,7 +145,7 @@ cli_cache_options_group (CliCacheOptions *o)
 {
   GOptionEntry entries[] = {
     { "cache-mode", 0, 0, G_OPTION_ARG_STRING, &o->mode,
-      "auto, rebuild, paged, session, tiered or tiered-int8 (default: auto)", "NAME" },
+      "auto, rebuild, paged, session, tiered, tiered-int8 or selective (default: auto)", "NAME" },
     { "article", 0, 0, G_OPTION_ARG_NONE, &o->article,
       "Tiered with 32 recent and 2,048 hot tokens on the card", NULL },
     { "block-size", 0, 0, G_OPTION_ARG_INT, &o->block_size, "Tokens of a page: 16", "N" },
@@ -155,6 +155,13 @@ cli_cache_options_group (CliCacheOptions *o)
       "Tiered: recent tokens that stay on the card (default: what fits)", "N" },
     { "hot-cache-length", 0, 0, G_OPTION_ARG_INT, &o->hot_cache_length,
       "Tiered: tokens on the card besides those (default: what fits)", "N" },
+    { "sink-length", 0, 0, G_OPTION_ARG_INT, &o->sink_length,
+      "Selective: first tokens that replies always attend to (default: 64)", "N" },
+    { "recent-length", 0, 0, G_OPTION_ARG_INT, &o->recent_length,
+      "Selective: newest tokens that they always attend to (default: 512)", "N" },
+    { "select-length", 0, 0, G_OPTION_ARG_INT, &o->select_length,
+      "Selective: tokens between those that are chosen for each layer and head (default: 2048)",
+      "N" },
     { "no-offload", 0, 0, G_OPTION_ARG_NONE, &o->no_offload, "No page goes to host memory", NULL },
     { "no-use-cache", 0, 0, G_OPTION_ARG_NONE, &o->no_use_cache,
       "Share no pages with other conversations", NULL },
@@ -164,6 +171,7 @@ cli_cache_options_group (CliCacheOptions *o)
       = g_option_group_new ("cache", "KV cache:", "Options of the KV cache", NULL, NULL);
 
   o->block_size = o->max_cache_size = o->gpu_max_length = o->hot_cache_length = CLI_UNSET_INT;
+  o->sink_length = o->recent_length = o->select_length = CLI_UNSET_INT;
   g_option_group_add_entries (group, entries);
   return group;
 }
@@ -189,16 +197,39 @@ set_count (const char *option, int value, int max, uint32_t *out, GError **error
   return FALSE;
 }
 
+/* A length of the selective mode: whole pages. */
+static gboolean
+set_select (const char *option, int value, qe_cache_mode mode, uint32_t *out, GError **error)
+{
+  if (value == CLI_UNSET_INT)
+    return TRUE;
+  if (mode != QE_CACHE_SELECTIVE)
+    {
+      g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
+                   "%s: expected --cache-mode selective with it, found “%s”", option,
+                   qe_cache_mode_name (mode));
+      return FALSE;
+    }
+  if (value % 16 != 0)
+    {
+      g_set_error (error, QE_ERROR, QE_ERROR_INVALID, "%s: expected a multiple of 16, found “%d”",
+                   option, value);
+      return FALSE;
+    }
+  return set_count (option, value, TOKENS_MAX, out, error);
+}
+
 /* What the engine would refuse, in the words of the command line. */
 static gboolean
 check_limits (const qe_cache_config *c, GError **error)
 {
-  gboolean tiered = c->mode == QE_CACHE_TIERED || c->mode == QE_CACHE_TIERED_INT8;
+  gboolean tiered = c->mode == QE_CACHE_TIERED || c->mode == QE_CACHE_TIERED_INT8
+                    || c->mode == QE_CACHE_SELECTIVE;
 
   if ((c->gpu_max_length > 0 || c->hot_cache_length > 0) && !tiered)
     {
       g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
-                   "%s: expected --cache-mode tiered or tiered-int8 with it, found “%s”",
+                   "%s: expected --cache-mode tiered, tiered-int8 or selective with it, found “%s”",
                    c->gpu_max_length > 0 ? "--gpu-max-length" : "--hot-cache-length",
                    qe_cache_mode_name (c->mode));
       return FALSE;
@@ -220,8 +251,8 @@ cli_cache_options_apply (const CliCacheOptions *o, qe_cache_config *out, GError 
       if (!qe_cache_mode_parse (o->mode, &mode, NULL))
         {
           g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
-                       "--cache-mode: expected auto, rebuild, paged, session, tiered or "
-                       "tiered-int8, found “%s”",
+                       "--cache-mode: expected auto, rebuild, paged, session, tiered, "
+                       "tiered-int8 or selective, found “%s”",
                        o->mode);
           return FALSE;
         }
@@ -245,6 +276,10 @@ cli_cache_options_apply (const CliCacheOptions *o, qe_cache_config *out, GError 
       || !set_count ("--gpu-max-length", o->gpu_max_length, TOKENS_MAX, &out->gpu_max_length, error)
       || !set_count ("--hot-cache-length", o->hot_cache_length, TOKENS_MAX, &out->hot_cache_length,
                      error))
+    return FALSE;
+  if (!set_select ("--sink-length", o->sink_length, out->mode, &out->sink_length, error)
+      || !set_select ("--recent-length", o->recent_length, out->mode, &out->recent_length, error)
+      || !set_select ("--select-length", o->select_length, out->mode, &out->select_length, error))
     return FALSE;
   if (o->no_offload)
     out->offload_to_cpu = false;

@@ -325,8 +325,10 @@ cli_json_append_receipt (GString *json, const qe_receipt *r)
       json,
       "{\"mode\": \"%s\", \"prompt\": %u, \"new\": %u, \"reused\": %u, \"shared\": %u, "
       "\"restored_host\": %u, \"restored_disk\": %u, \"on_host\": %u, \"recomputed\": %u, "
-      "\"first_mismatch\": %" G_GINT64_FORMAT ", \"mismatch\": \"%s\"}",
+      "\"first_mismatch\": %" G_GINT64_FORMAT ", \"mismatch\": \"%s\", \"skipped_share\": ",
       qe_cache_mode_name (r->mode), r->n_prompt, r->n_new, r->n_reused, r->n_shared,
       r->n_restored_host, r->n_restored_disk, r->n_on_host, r->n_recomputed, r->first_mismatch,
       qe_mismatch_name (r->mismatch));
+  cli_json_append_number (json, r->skipped_share, 4);
+  g_string_append_c (json, '}');
 }

@@ -71,6 +71,7 @@ typedef struct
   char *mode; /* NULL: not given */
   gboolean article, no_offload, no_use_cache;
   int block_size, max_cache_size, gpu_max_length, hot_cache_length; /* CLI_UNSET_INT: not given */
+  int sink_length, recent_length, select_length;                    /* as above */
 } CliCacheOptions;
 
 GOptionGroup *cli_cache_options_group (CliCacheOptions *options);

@@ -65,7 +65,8 @@ config_of (const Modes *m, const ModesMode *mode, qe_cache_config *out)
       out->gpu_max_length = article.gpu_max_length;
       out->hot_cache_length = article.hot_cache_length;
     }
-  else if (mode->mode != QE_CACHE_TIERED && mode->mode != QE_CACHE_TIERED_INT8)
+  else if (mode->mode != QE_CACHE_TIERED && mode->mode != QE_CACHE_TIERED_INT8
+           && mode->mode != QE_CACHE_SELECTIVE)
     out->gpu_max_length = out->hot_cache_length = 0;
 }
 
@@ -461,9 +462,10 @@ describe_setup (const Modes *m)
       s, "%s, %" G_GUINT64_FORMAT " parameters, %s, %s; %d tokens, %d new, %d turns", m->info->name,
       m->info->n_params, m->plan->backend, m->plan->device, m->options->tokens,
       m->options->new_tokens, m->options->turns);
-  g_string_append_printf (s, "; pages %u, recent %u, hot %u, offload %d, shared %d",
-                          c->max_cache_size, c->gpu_max_length, c->hot_cache_length,
-                          c->offload_to_cpu, c->use_cache);
+  g_string_append_printf (
+      s, "; pages %u, recent %u, hot %u, offload %d, shared %d, selective %u + %u + %u",
+      c->max_cache_size, c->gpu_max_length, c->hot_cache_length, c->offload_to_cpu, c->use_cache,
+      c->sink_length, c->recent_length, c->select_length);
   g_string_append_printf (s, "; isa %s, threads %d, KV %s of %d MiB, reserve %d MiB, context %u",
                           e->isa != NULL ? e->isa : "best", e->threads,
                           e->kv != NULL ? e->kv : "bf16", e->kv_mib, e->reserve_mib, m->context);
@@ -501,7 +503,7 @@ parse_modes (const char *text, GPtrArray *out, GError **error)
         {
           g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
                        "--modes: expected some of rebuild, paged, session, tiered, article, "
-                       "tiered-int8, each once, found “%s”",
+                       "tiered-int8, selective, each once, found “%s”",
                        text);
           return FALSE;
         }
@@ -546,7 +548,7 @@ prepare (Modes *m, GError **error)
   qe_engine_options options;
   int status;
 
-  cache.mode = (char *)"tiered"; /* what limits on the card are given for */
+  cache.mode = (char *)"selective"; /* what every limit may be given for */
   if (!cli_cache_options_apply (&cache, &m->cache, error)
       || !parse_modes (o->modes, m->modes, error)
       || !cli_bench_parse_list ("--lengths", o->lengths != NULL ? o->lengths : LENGTHS_DEFAULT, 1,
@@ -623,7 +625,8 @@ cli_bench_modes (int argc, char **argv)
   Options o = { .turns = 4, .tokens = 256, .new_tokens = 128 };
   GOptionEntry entries[] = {
     { "modes", 0, 0, G_OPTION_ARG_STRING, &o.modes,
-      "Some of rebuild, paged, session, tiered, article, tiered-int8 (default: all)", "LIST" },
+      "Some of rebuild, paged, session, tiered, article, tiered-int8, selective (default: all)",
+      "LIST" },
     { "lengths", 0, 0, G_OPTION_ARG_STRING, &o.lengths,
       "Tokens of the first prompt (default: " LENGTHS_DEFAULT ")", "LIST" },
     { "turns", 0, 0, G_OPTION_ARG_INT, &o.turns,

@@ -90,6 +90,8 @@ print_receipt (const Chat *chat, const CliReply *reply)
     fprintf (stderr, ", %u from disk", r->n_restored_disk);
   if (r->n_on_host > 0)
     fprintf (stderr, ", %u read in host memory", r->n_on_host);
+  if (r->skipped_share > 0)
+    fprintf (stderr, ", %.0f %% of pages left out", 100 * r->skipped_share);
   fprintf (stderr, "%s%s\n", note, chat->tty ? "\033[0m" : "");
 }
 

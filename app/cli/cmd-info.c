@@ -62,9 +62,18 @@ cost_of (const qe_memory_plan *plan, const qe_cache_config *base, qe_cache_mode 
   qe_cache_config config = *base;
 
   config.mode = mode;
-  if (mode != QE_CACHE_TIERED && mode != QE_CACHE_TIERED_INT8)
+  if (mode != QE_CACHE_TIERED && mode != QE_CACHE_TIERED_INT8 && mode != QE_CACHE_SELECTIVE)
     config.gpu_max_length = config.hot_cache_length = 0;
   qe_cache_cost_of (plan, &config, tokens, out);
+}
+
+/* Up to which context the mode is exact, of @tokens. */
+static uint32_t
+exact_tokens (const qe_cache_config *base, int mode, uint32_t tokens)
+{
+  if (mode == QE_CACHE_TIERED_INT8)
+    return 0;
+  return mode == QE_CACHE_SELECTIVE ? MIN (tokens, qe_cache_identity_tokens (base)) : tokens;
 }
 
 static void
@@ -86,10 +95,12 @@ append_costs (GString *json, const qe_memory_plan *plan, const qe_cache_config *
             json,
             "%s{\"tokens\": %u, \"mode\": \"%s\", \"fits\": %s, \"bytes\": %" G_GUINT64_FORMAT
             ", \"device_bytes\": %" G_GUINT64_FORMAT ", \"host_bytes\": %" G_GUINT64_FORMAT
-            ", \"device_tokens\": %" G_GUINT64_FORMAT ", \"host_tokens\": %" G_GUINT64_FORMAT "}",
+            ", \"bounds_bytes\": %" G_GUINT64_FORMAT ", \"device_tokens\": %" G_GUINT64_FORMAT
+            ", \"host_tokens\": %" G_GUINT64_FORMAT ", \"exact_tokens\": %u}",
             first ? "" : ", ", contexts[i], qe_cache_mode_name ((qe_cache_mode)mode),
             cost.fits ? "true" : "false", cost.bytes, cost.device_bytes, cost.host_bytes,
-            cost.device_tokens, cost.host_tokens);
+            cost.bounds_bytes, cost.device_tokens, cost.host_tokens,
+            exact_tokens (base, mode, contexts[i]));
         first = FALSE;
       }
   g_string_append_c (json, ']');
@@ -125,7 +136,11 @@ print_costs (const qe_memory_plan *plan, const qe_cache_config *base, const qe_m
           printf ("  %14s", cell);
         }
     }
-  putchar ('\n');
+  printf (
+      "\ntiered-int8 is approximate. selective is exact up to %u tokens and approximate above; "
+      "its figures there\ncount the bounds that it chooses pages by, a 16th more, always on the "
+      "device.\n",
+      qe_cache_identity_tokens (base));
 }
 
 static void

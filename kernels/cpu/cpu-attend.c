@@ -6,6 +6,8 @@
  *   folded: one job does all spans of a (tile, kv head), merging as it goes. For prefill, where tiles abound;
  *   split:  each span is a job of its own with its result in a split slot, and a second region folds. For decode over
  *           a long cache, where there are few tiles, and for tiles that wait for outside spans.
+ * A row that leaves pages out attends to its chosen pages, another list for each kv head, as to a sequence of that many:
+ * both ways as above.
  * The outside partial function runs as one more job of the first region, beside the others.
  *
  * COMPUTE thread, with the pool. */
@@ -44,19 +46,27 @@ static uint32_t list_items(qk_cpu_context *ctx, const qk_plan *plan)
     return n_items;
 }
 
-static uint32_t cut_tiles(qk_cpu_context *ctx, const qk_plan *plan)
+static uint32_t cut_tiles(qk_cpu_context *ctx, const qk_plan *plan, uint32_t *n_selects)
 {
-    uint32_t n_tiles = 0;
+    uint32_t n_tiles = 0, n_chosen = 0;
     for (uint32_t s = 0; s < plan->n_seqs; s++) {
         const qk_seq *seq = &plan->seqs[s];
+        const uint32_t n_left_out = seq->n_pages - qk_seq_n_attended(seq); /* 0, or it has one row */
+        const uint32_t chosen = n_chosen;
+        if (n_left_out > 0) {
+            ctx->selects[(*n_selects)++] = n_tiles;
+            n_chosen += qk_seq_n_attended(seq);
+        }
         for (uint32_t r = 0; r < seq->n_rows; r += QK_CPU_ATTEND_ROWS_MAX) {
             uint32_t n = seq->n_rows - r < QK_CPU_ATTEND_ROWS_MAX ? seq->n_rows - r : QK_CPU_ATTEND_ROWS_MAX;
             ctx->tiles[n_tiles++] = (qk_cpu_tile){
                 .seq = s,
                 .row = seq->row_begin + r,
                 .n_rows = n,
-                .n_spans = (seq->start + r + n - 1) / QK_SPAN_TOKENS + 1,
+                .n_spans = (seq->start + r + n - 1 - n_left_out * QK_PAGE_TOKENS) / QK_SPAN_TOKENS + 1,
                 .split = NO_SPLIT,
+                .n_left_out = n_left_out,
+                .chosen = chosen,
                 .has_outside = ctx->seq_n_outside[s] > 0,
             };
         }
@@ -70,7 +80,7 @@ void qk_cpu_attend_prepare(qk_cpu_context *ctx, const qk_plan *plan, qk_cpu_atte
     const uint32_t n_threads = qk_pool_n_threads(((qk_cpu_backend *)ctx->head.backend)->pool);
     *out = (qk_cpu_attend_plan){.ctx = ctx, .plan = plan};
     out->n_items = list_items(ctx, plan);
-    out->n_tiles = cut_tiles(ctx, plan);
+    out->n_tiles = cut_tiles(ctx, plan, &out->n_selects);
 
     /* With this many folded jobs the threads stay busy to the end without splitting. */
     const bool few_jobs = (uint64_t)out->n_tiles * shape->n_kv_heads < 4 * (uint64_t)n_threads;
@@ -85,7 +95,7 @@ void qk_cpu_attend_prepare(qk_cpu_context *ctx, const qk_plan *plan, qk_cpu_atte
             tile->split = n_split;
             n_split += (uint32_t)n_slots;
             for (uint32_t span = 0; span < tile->n_spans; span++)
-                if (!span_is_outside(plan, seq, span))
+                if (!tile->has_outside || !span_is_outside(plan, seq, span))
                     ctx->jobs[out->n_jobs++] = (qk_cpu_attend_job){.tile = t, .span = span};
             ctx->folds[out->n_folds++] = (qk_cpu_attend_job){.tile = t, .span = ALL_SPANS};
         } else if (tile->has_outside) {
@@ -111,11 +121,17 @@ static uint32_t keys_seen(uint32_t position, uint32_t span)
     return position + 1 - before < QK_SPAN_TOKENS ? position + 1 - before : QK_SPAN_TOKENS;
 }
 
+/* Of row @r of the tile: its position, among its chosen pages where it leaves some out. */
+static uint32_t position_of(const qk_cpu_context *ctx, const qk_cpu_tile *tile, uint32_t r)
+{
+    return ctx->position[tile->row + r] - tile->n_left_out * QK_PAGE_TOKENS;
+}
+
 /* Rows of the tile that see nothing of the span: a prefix of it. */
 static uint32_t first_row_of(const qk_cpu_context *ctx, const qk_cpu_tile *tile, uint32_t span)
 {
     uint32_t r = 0;
-    while (r < tile->n_rows && keys_seen(ctx->position[tile->row + r], span) == 0)
+    while (r < tile->n_rows && keys_seen(position_of(ctx, tile, r), span) == 0)
         r++;
     return r;
 }
@@ -136,15 +152,19 @@ static void attend_span(const layer_call *call, const qk_cpu_tile *tile, uint32_
     float *outs[QK_CPU_ATTEND_ROWS_MAX], *lses[QK_CPU_ATTEND_ROWS_MAX];
     uint32_t n = 0;
     for (uint32_t r = first; r < tile->n_rows; r++, n++) {
-        n_keys[n] = keys_seen(ctx->position[tile->row + r], span);
+        n_keys[n] = keys_seen(position_of(ctx, tile, r), span);
         q[n] = ctx->q + (size_t)(tile->row + r) * ctx->q_dim + (size_t)kv_head * ctx->n_q * dim;
         outs[n] = out + r * out_stride;
         lses[n] = lse + r * lse_stride;
     }
     const uint32_t n_pages = (n_keys[n - 1] + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
     const uint64_t offset = call->layer * layout->layer_stride + kv_head * layout->head_stride;
+    const uint32_t *chosen = tile->n_left_out == 0
+                                 ? NULL
+                                 : ctx->chosen + kv_head * (size_t)ctx->head.params.select_max + tile->chosen;
     for (uint32_t p = 0; p < n_pages; p++) {
-        const uint64_t address = plan->pages[seq->page_begin + span * SPAN_PAGES + p];
+        const uint32_t i = span * SPAN_PAGES + p;
+        const uint64_t address = plan->pages[seq->page_begin + (chosen != NULL ? chosen[i] : i)];
         const char *page = (const char *)(uintptr_t)(address & ~(uint64_t)QK_PAGE_HOST);
         k_pages[p] = page + offset;
         v_pages[p] = page + offset + layout->v_offset;
@@ -267,6 +287,7 @@ qk_status qk_cpu_attend_layer(const qk_cpu_attend_plan *ap, uint32_t layer)
     qk_pool *pool = ((qk_cpu_backend *)ap->ctx->head.backend)->pool;
     const uint32_t n_kv_heads = ((qk_cpu_model *)ap->ctx->head.model)->head.shape.n_kv_heads;
     layer_call call = {.ap = ap, .layer = layer, .partial_status = QK_OK};
+    qk_cpu_select_layer(ap, layer);
     qk_pool_run(pool, run_job, &call, ap->n_jobs * n_kv_heads + (ap->n_items > 0));
     if (call.partial_status != QK_OK)
         return call.partial_status;

@@ -386,6 +386,7 @@ static const qk_backend_ops cpu_backend_ops = {
     .context_new = qk_cpu_context_new,
     .context_free = qk_cpu_context_free,
     .context_set_history = qk_cpu_context_set_history,
+    .bounds_submit = qk_cpu_bounds_submit,
     .step_new = qk_cpu_step_new,
     .step_free = qk_cpu_step_free,
     .step_plan = qk_cpu_step_plan,

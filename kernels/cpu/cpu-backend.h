@@ -5,6 +5,7 @@
  *   cpu-context.c  workspace, token slots, penalty history, step objects
  *   cpu-step.c     one step: the layer loop
  *   cpu-attend.c   the attention stage of a layer
+ *   cpu-select.c   selective attention: bounds, choosing pages
  *   measure.c      read bandwidth and multiply-add rate
  *
  * Threads: the engine's thread calls in; each stream has a thread that takes its commands in order; the COMPUTE
@@ -23,7 +24,9 @@
 
 #define QK_CPU_COPIES 16u /* in one command */
 
-typedef enum { QK_CPU_COPY, QK_CPU_FILL, QK_CPU_WAIT, QK_CPU_CALL } qk_cpu_cmd_kind;
+#define QK_CPU_BOUNDS_ITEMS 16u /* in one command */
+
+typedef enum { QK_CPU_COPY, QK_CPU_FILL, QK_CPU_WAIT, QK_CPU_CALL, QK_CPU_BOUNDS } qk_cpu_cmd_kind;
 
 typedef struct qk_cpu_cmd {
     struct qk_cpu_cmd *next;
@@ -51,6 +54,11 @@ typedef struct qk_cpu_cmd {
             void (*fn)(void *user);
             void *user;
         } call;
+        struct {
+            qk_context *context;
+            uint32_t kv_class, n;
+            qk_bounds item[QK_CPU_BOUNDS_ITEMS];
+        } bounds;
     } u;
 } qk_cpu_cmd;
 
@@ -100,6 +108,7 @@ qk_status qk_cpu_event_record(qk_event *event, qk_stream stream);
 qk_status qk_cpu_event_query(qk_event *event);
 qk_status qk_cpu_event_wait(qk_event *event);
 qk_status qk_cpu_stream_wait(qk_backend *backend, qk_stream stream, qk_event *event);
+qk_status qk_cpu_bounds_submit(qk_context *context, uint32_t kv_class, const qk_bounds *bounds, uint32_t n);
 
 /* ---- Models -------------------------------------------------------------------------------------------------- */
 
@@ -137,8 +146,10 @@ void *qk_cpu_arena_take(qk_cpu_arena *arena, uint64_t n, uint64_t element_bytes)
 /* A tile of up to QK_CPU_ATTEND_ROWS_MAX consecutive rows of one sequence. */
 typedef struct {
     uint32_t seq, row, n_rows; /* row: in the plan */
-    uint32_t n_spans;          /* that its last row sees */
-    uint32_t split; /* first of its n_rows * n_spans split slots, or UINT32_MAX: folded as it goes */
+    uint32_t n_spans;    /* that its last row sees; of a row that leaves pages out: of its chosen pages */
+    uint32_t split;      /* first of its n_rows * n_spans split slots, or UINT32_MAX: folded as it goes */
+    uint32_t n_left_out; /* pages */
+    uint32_t chosen;     /* where its lists begin in the context's */
     bool has_outside;
 } qk_cpu_tile;
 
@@ -152,6 +163,8 @@ typedef struct {
     float *attend;   /* qk_cpu_attend_scratch_floats() */
     float *span_out; /* [QK_CPU_ATTEND_ROWS_MAX, n_q, head_dim] */
     float *span_lse; /* [QK_CPU_ATTEND_ROWS_MAX, n_q] */
+    float *scores;   /* [n_q] */
+    uint32_t *keys;  /* [pages of a sequence] with select_max, else none */
     qk_sample_scratch sample;
 } qk_cpu_scratch;
 
@@ -181,6 +194,9 @@ typedef struct {
     uint32_t n_split_max;     /* (row, span) pairs whose partial results can be kept */
     float *split_out;         /* [n_split_max, q_dim] */
     float *split_lse;         /* [n_split_max, n_heads] */
+
+    uint32_t *selects; /* [seqs_max]: tiles that leave pages out */
+    uint32_t *chosen;  /* [n_kv_heads, select_max]: indices of pages in their sequence, ascending */
 
     uint32_t *seq_item;      /* [seqs_max]: a sequence's first outside item */
     uint32_t *seq_n_outside; /* [seqs_max]: its outside spans */
@@ -237,12 +253,16 @@ qk_status qk_cpu_step_run(qk_cpu_step *step);
 typedef struct {
     qk_cpu_context *ctx;
     const qk_plan *plan;
-    uint32_t n_tiles, n_jobs, n_folds, n_items;
+    uint32_t n_tiles, n_jobs, n_folds, n_items, n_selects;
 } qk_cpu_attend_plan;
 
 void qk_cpu_attend_prepare(qk_cpu_context *ctx, const qk_plan *plan, qk_cpu_attend_plan *out);
 /* ctx->q over the pages -> ctx->attn, for every row of the plan. The partial function's status. */
 qk_status qk_cpu_attend_layer(const qk_cpu_attend_plan *ap, uint32_t layer);
+
+/* ctx->q and the pages' bounds -> ctx->chosen. */
+void qk_cpu_select_layer(const qk_cpu_attend_plan *ap, uint32_t layer);
+void qk_cpu_bounds_run(qk_cpu_context *ctx, uint32_t kv_class, const qk_bounds *bounds, uint32_t n);
 
 /* ---- Memory and measurement ---------------------------------------------------------------------------------- */
 

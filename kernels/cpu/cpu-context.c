@@ -34,6 +34,8 @@ static void lay_out_context(qk_cpu_context *ctx, qk_cpu_arena *a)
     const uint64_t rows = p->rows_max, vocab = shape->vocab;
     const uint32_t n_threads = qk_pool_n_threads(((qk_cpu_backend *)ctx->head.backend)->pool);
 
+    const uint64_t context_pages = ((uint64_t)shape->max_positions + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
+    const uint64_t n_seq_pages = context_pages < p->pages_max ? context_pages : p->pages_max;
     ctx->q_dim = shape->n_heads * shape->head_dim;
     ctx->kv_dim = shape->n_kv_heads * shape->head_dim;
     ctx->n_q = shape->n_heads / shape->n_kv_heads;
@@ -60,6 +62,8 @@ static void lay_out_context(qk_cpu_context *ctx, qk_cpu_arena *a)
     TAKE(a, ctx->folds, rows);
     TAKE(a, ctx->split_out, (uint64_t)ctx->n_split_max * ctx->q_dim);
     TAKE(a, ctx->split_lse, (uint64_t)ctx->n_split_max * shape->n_heads);
+    TAKE(a, ctx->selects, p->select_max > 0 ? p->seqs_max : 0);
+    TAKE(a, ctx->chosen, (uint64_t)p->select_max * shape->n_kv_heads);
     TAKE(a, ctx->seq_item, p->seqs_max);
     TAKE(a, ctx->seq_n_outside, p->seqs_max);
     TAKE(a, ctx->items, p->partial_max);
@@ -75,6 +79,8 @@ static void lay_out_context(qk_cpu_context *ctx, qk_cpu_arena *a)
         TAKE(a, s.attend, qk_cpu_attend_scratch_floats(ctx->n_q, shape->head_dim));
         TAKE(a, s.span_out, tile * shape->head_dim);
         TAKE(a, s.span_lse, tile);
+        TAKE(a, s.scores, p->select_max > 0 ? ctx->n_q : 0);
+        TAKE(a, s.keys, p->select_max > 0 ? n_seq_pages : 0);
         TAKE(a, s.sample.z, p->outputs_max > 0 ? vocab : 0);
         TAKE(a, s.sample.weight, p->outputs_max > 0 ? vocab : 0);
         TAKE(a, s.sample.id, p->outputs_max > 0 ? vocab : 0);
@@ -94,6 +100,9 @@ static void lay_out_step(qk_cpu_step *step, qk_cpu_arena *a)
     step->plan.host_pages = NULL;
     if (p->partial_max > 0)
         TAKE(a, step->plan.host_pages, p->pages_max);
+    step->plan.bounds = NULL;
+    if (p->select_max > 0)
+        TAKE(a, step->plan.bounds, p->pages_max);
     TAKE(a, step->plan.outputs, p->outputs_max);
     TAKE(a, step->outputs, p->outputs_max);
     step->logits = NULL;

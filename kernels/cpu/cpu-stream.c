@@ -30,6 +30,10 @@ static void run_command(const qk_cpu_cmd *cmd)
         for (size_t i = 0; i < cmd->u.fill.n_words; i++)
             cmd->u.fill.dst[i] = cmd->u.fill.word;
         break;
+    case QK_CPU_BOUNDS:
+        qk_cpu_bounds_run((qk_cpu_context *)cmd->u.bounds.context, cmd->u.bounds.kv_class, cmd->u.bounds.item,
+            cmd->u.bounds.n);
+        break;
     case QK_CPU_CALL:
         cmd->u.call.fn(cmd->u.call.user);
         break;
@@ -219,6 +223,27 @@ qk_status qk_cpu_fill_submit(
     cmd->u.fill.n_words = bytes / 4;
     cmd->u.fill.word = word;
     qk_cpu_enqueue(self, stream, cmd);
+    return QK_OK;
+}
+
+qk_status qk_cpu_bounds_submit(qk_context *context, uint32_t kv_class, const qk_bounds *bounds, uint32_t n)
+{
+    qk_cpu_backend *self = (qk_cpu_backend *)((qk_cpu_context *)context)->head.backend;
+    if (n == 0)
+        return QK_OK;
+    qk_cpu_cmd *chain = commands_new(self, (n - 1) / QK_CPU_BOUNDS_ITEMS + 1);
+    if (chain == NULL)
+        return qk_cpu_fail(self, QK_NO_MEMORY, "bounds: no memory for %u queue entries", n);
+    for (uint32_t i = 0; i < n; i += QK_CPU_BOUNDS_ITEMS) {
+        qk_cpu_cmd *cmd = chain;
+        chain = cmd->next;
+        cmd->kind = QK_CPU_BOUNDS;
+        cmd->u.bounds.context = context;
+        cmd->u.bounds.kv_class = kv_class;
+        cmd->u.bounds.n = n - i < QK_CPU_BOUNDS_ITEMS ? n - i : QK_CPU_BOUNDS_ITEMS;
+        memcpy(cmd->u.bounds.item, bounds + i, cmd->u.bounds.n * sizeof(*bounds));
+        qk_cpu_enqueue(self, QK_STREAM_COMPUTE, cmd);
+    }
     return QK_OK;
 }
 

@@ -26,5 +26,7 @@ const qk_cpu_ops qk_cpu_ops_avx512 = {
     .attend_bf16 = simd_attend_bf16,
     .attend_f32 = simd_attend_f32,
     .attend_i8 = simd_attend_i8,
+    .bound_scores_bf16 = simd_bound_scores_bf16,
+    .bound_scores_f32 = simd_bound_scores_f32,
     .merge = simd_merge,
 };

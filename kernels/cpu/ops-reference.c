@@ -259,6 +259,34 @@ static void attend_i8(const qk_cpu_attend *a)
     attend(a, QK_I8);
 }
 
+static void bound_scores_f32(
+    float *scores, const float *q, uint32_t n_q, uint32_t head_dim, const float *bounds)
+{
+    for (uint32_t h = 0; h < n_q; h++) {
+        float lane[LANES] = {0};
+        for (uint32_t d = 0; d < head_dim; d++) {
+            const float low = q[h * head_dim + d] * bounds[d],
+                        high = q[h * head_dim + d] * bounds[head_dim + d];
+            lane[d % LANES] += low > high ? low : high;
+        }
+        scores[h] = fold(lane);
+    }
+}
+
+static void bound_scores_bf16(
+    float *scores, const float *q, uint32_t n_q, uint32_t head_dim, const qk_bf16 *bounds)
+{
+    for (uint32_t h = 0; h < n_q; h++) {
+        float lane[LANES] = {0};
+        for (uint32_t d = 0; d < head_dim; d++) {
+            const float x = q[h * head_dim + d];
+            const float low = x * f32_from_bf16(bounds[d]), high = x * f32_from_bf16(bounds[head_dim + d]);
+            lane[d % LANES] += low > high ? low : high;
+        }
+        scores[h] = fold(lane);
+    }
+}
+
 /* With m = max(lse, span_lse): a = e^(lse - m), b = e^(span_lse - m); out = (a out + b span) / (a + b) */
 static void merge(
     float *out, float *lse, const float *span_out, const float *span_lse, uint32_t n, uint32_t head_dim)
@@ -296,5 +324,7 @@ const qk_cpu_ops qk_cpu_ops_reference = {
     .attend_bf16 = attend_bf16,
     .attend_f32 = attend_f32,
     .attend_i8 = attend_i8,
+    .bound_scores_bf16 = bound_scores_bf16,
+    .bound_scores_f32 = bound_scores_f32,
     .merge = merge,
 };

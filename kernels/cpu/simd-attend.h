@@ -395,6 +395,63 @@ static void simd_attend_i8(const qk_cpu_attend *a)
     attend_run(QK_I8, a);
 }
 
+/* Upper bounds of q . k: lane j adds d = j mod SIMD_WIDTH, ascending, then v_sum()'s tree. */
+SIMD_INLINE void bound_scores_tile(const qk_dtype dtype, const uint32_t n, float *scores, const float *q,
+    uint32_t head_dim, const char *bounds)
+{
+    const size_t element = attend_element(dtype), max_offset = head_dim * element;
+    vec sum[SIMD_SCORE_ROWS];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < n; i++) {
+        sum[i] = v_zero();
+    }
+    for (uint32_t d = 0; d < head_dim; d += SIMD_WIDTH) {
+        const uint32_t lanes = head_dim - d < SIMD_WIDTH ? head_dim - d : SIMD_WIDTH;
+        const void *at_min = bounds + d * element, *at_max = bounds + max_offset + d * element;
+        vec min, max;
+        if (dtype == QK_BF16) {
+            min = lanes == SIMD_WIDTH ? v_load_bf16(at_min) : v_load_bf16_n(at_min, lanes);
+            max = lanes == SIMD_WIDTH ? v_load_bf16(at_max) : v_load_bf16_n(at_max, lanes);
+        } else {
+            min = lanes == SIMD_WIDTH ? v_load(at_min) : v_load_n(at_min, lanes);
+            max = lanes == SIMD_WIDTH ? v_load(at_max) : v_load_n(at_max, lanes);
+        }
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < n; i++) {
+            const float *from = q + (size_t)i * head_dim + d;
+            const vec x = lanes == SIMD_WIDTH ? v_load(from) : v_load_n(from, lanes);
+            sum[i] = v_add(sum[i], v_max(v_mul(x, min), v_mul(x, max)));
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < n; i++) {
+        scores[i] = v_sum(sum[i]);
+    }
+}
+
+SIMD_INLINE void bound_scores(
+    const qk_dtype dtype, float *scores, const float *q, uint32_t n_q, uint32_t head_dim, const void *bounds)
+{
+    for (uint32_t h = 0; h < n_q; h += SIMD_SCORE_ROWS) {
+        const uint32_t n = n_q - h < SIMD_SCORE_ROWS ? n_q - h : SIMD_SCORE_ROWS;
+#define BOUND_SCORES_(n_) bound_scores_tile(dtype, n_, scores + h, q + (size_t)h * head_dim, head_dim, bounds)
+        ATTEND_TILES(n, BOUND_SCORES_)
+#undef BOUND_SCORES_
+    }
+}
+
+static void simd_bound_scores_bf16(
+    float *scores, const float *q, uint32_t n_q, uint32_t head_dim, const qk_bf16 *bounds)
+{
+    bound_scores(QK_BF16, scores, q, n_q, head_dim, bounds);
+}
+
+static void simd_bound_scores_f32(
+    float *scores, const float *q, uint32_t n_q, uint32_t head_dim, const float *bounds)
+{
+    bound_scores(QK_F32, scores, q, n_q, head_dim, bounds);
+}
+
 static void simd_merge(
     float *out, float *lse, const float *span_out, const float *span_lse, uint32_t n, uint32_t head_dim)
 {

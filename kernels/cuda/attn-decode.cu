@@ -41,6 +41,7 @@
  * Int8: 2 KB a key and layer; 32K keys: 68 MB, 16.5 us. A number costs 1.25 (key) or 1.5 (value) integer operations: about
  * 350 of a scheduler's 1,050 cycles a page at that rate. */
 #include "kernels/cuda/attn-decode.h"
+#include "kernels/cuda/attn-head.h"
 
 /* ---- The list of items --------------------------------------------------------------------------------------- */
 
@@ -50,24 +51,48 @@ static __host__ __device__ __forceinline__ uint32_t piece_keys(uint32_t n_keys)
     return QK_SPAN_TOKENS * ((n_spans + QKC_ITEMS_A_SEQ - 1) / QKC_ITEMS_A_SEQ);
 }
 
-/* One warp: the sequences' lengths, pages, and running count of pieces. */
+/* How many pages the sequence's lists have; 0: it leaves none out and has none. *@n_keys becomes the listed pages'. */
+static __device__ __forceinline__ uint32_t list_seq(const decode_params &p, uint32_t seq, uint32_t *n_keys)
+{
+    const qk_seq *from = &p.a.plan.seqs[seq];
+    const uint32_t n_pages = __ldcg(&from->n_pages);
+    const uint32_t n =
+        qkc_pages_attended(n_pages, __ldcg(&from->n_sink), __ldcg(&from->n_recent), __ldcg(&from->n_chosen));
+    *n_keys -= (n_pages - n) * QK_PAGE_TOKENS;
+    return n < n_pages ? n : 0;
+}
+
+/* One warp: the sequences' lengths, pages, and running count of pieces. Of sequences that leave pages out it is the listed
+ * pages that count; their lists lie behind the page table, one after the other for each kv head. */
 template <int D> static __device__ void list_pieces(const decode_params &p, block_memory<D> &s)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
     const uint32_t n_seqs = min(__ldcg(p.a.plan.counts + 1), QKC_SMALL_ROWS);
-    uint32_t before = 0;
+    uint32_t before = 0, listed = 0;
     for (uint32_t base = 0; base < QKC_SMALL_ROWS; base += QKC_WARP) {
         const uint32_t seq = base + lane;
-        uint32_t n = 0, n_keys = 0;
+        uint32_t n = 0, n_keys = 0, n_listed = 0;
         if (seq < n_seqs) {
             n_keys = __ldcg(&p.a.plan.seqs[seq].start) + 1;
             s.page[seq] = __ldcg(&p.a.plan.seqs[seq].page_begin);
+            if (p.a.lists_stride > 0)
+                n_listed = list_seq(p, seq, &n_keys);
             const uint32_t size = piece_keys(n_keys);
             n = (n_keys + size - 1) / size;
         }
         for (uint32_t d = 1; d < QKC_WARP; d *= 2) {
             const uint32_t other = __shfl_up_sync(ALL_LANES, n, d);
             n += lane >= d ? other : 0;
+        }
+        if (p.a.lists_stride > 0) {
+            uint32_t end = n_listed;
+            for (uint32_t d = 1; d < QKC_WARP; d *= 2) {
+                const uint32_t other = __shfl_up_sync(ALL_LANES, end, d);
+                end += lane >= d ? other : 0;
+            }
+            if (n_listed > 0)
+                s.page[seq] = p.a.lists_begin + listed + end - n_listed;
+            listed += __shfl_sync(ALL_LANES, end, QKC_WARP - 1);
         }
         s.keys[seq] = n_keys;
         s.end[seq] = before + n;
@@ -99,6 +124,8 @@ static __device__ void find_item(const decode_params &p, block_memory<D> &s, uin
     to->piece = piece - first;
     to->n_pieces = s.end[seq] - first;
     to->page = s.page[seq] + begin / QK_PAGE_TOKENS;
+    if (to->page >= p.a.lists_begin)
+        to->page += to->head * p.a.lists_stride;
     to->n_pages = ((last ? n_keys - begin : size) + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
     to->n_tail = last ? (n_keys - 1) % QK_PAGE_TOKENS + 1 : 0;
 }
@@ -151,20 +178,7 @@ static __device__ __forceinline__ uint32_t tail_of(const volatile item_info &it,
 
 /* ---- The new token ------------------------------------------------------------------------------------------- */
 
-/* A lane's elements of half a head: D / 64 neighbours. */
-template <int D>
-static __device__ __forceinline__ void get_half(float (&x)[D / 64], const float *from, uint32_t lane)
-{
-    if constexpr (D == 128) {
-        const float2 v = __ldcg((const float2 *)from + lane);
-        x[0] = v.x;
-        x[1] = v.y;
-    } else {
-        x[0] = __ldcg(from + lane);
-    }
-}
-
-/* The same as bf16, into shared memory or a page. */
+/* A lane's elements of half a head as bf16, into shared memory or a page. */
 template <int D>
 static __device__ __forceinline__ void put_half(void *to, uint32_t lane, const float (&x)[D / 64])
 {
@@ -172,37 +186,6 @@ static __device__ __forceinline__ void put_half(void *to, uint32_t lane, const f
         ((__nv_bfloat162 *)to)[lane] = __floats2bfloat162_rn(x[0], x[1]);
     else
         ((qkc_bf16 *)to)[lane] = __float2bfloat16_rn(x[0]);
-}
-
-/* One warp: reads a head; with @norm it is normalised and rotated. A lane gets elements of the first half in @x and
- * those D / 2 further in @y. All loads come before the first use of any. */
-template <int D>
-static __device__ __forceinline__ void get_head(float (&x)[D / 64], float (&y)[D / 64], const float *from,
-    const float *norm, const float *cos_sin, float eps, uint32_t lane)
-{
-    float norm_x[D / 64], norm_y[D / 64], cos_of[D / 64], sin_of[D / 64];
-    get_half<D>(x, from, lane);
-    get_half<D>(y, from + D / 2, lane);
-    if (norm == NULL)
-        return;
-    get_half<D>(norm_x, norm, lane);
-    get_half<D>(norm_y, norm + D / 2, lane);
-    get_half<D>(cos_of, cos_sin, lane);
-    get_half<D>(sin_of, cos_sin + D / 2, lane);
-    float sum = 0;
-#pragma unroll
-    for (int e = 0; e < D / 64; e++)
-        sum += x[e] * x[e] + y[e] * y[e];
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2)
-        sum += __shfl_xor_sync(ALL_LANES, sum, d);
-    const float scale = 1.0f / sqrtf(sum / D + eps);
-#pragma unroll
-    for (int e = 0; e < D / 64; e++) {
-        const float a = x[e] * scale * norm_x[e], b = y[e] * scale * norm_y[e];
-        x[e] = a * cos_of[e] - b * sin_of[e];
-        y[e] = b * cos_of[e] + a * sin_of[e];
-    }
 }
 
 /* A lane's elements of half a query head, @half being its first dimension. */
@@ -749,7 +732,7 @@ cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_
     p.parts = (float *)((char *)args->workspace + COUNTERS_BYTES(n_kv_heads));
     p.seq_floats = seq_floats(args->n_heads, args->head_dim);
     p.q_scale = (float)(LOG2_E / sqrt((double)args->head_dim));
-    p.early = launch->pdl && args->layer > 0;
+    p.early = launch->pdl && args->layer > 0 && args->lists_stride == 0; /* lists are of this layer */
 
     const uint32_t n_items_max = args->rows_max * n_kv_heads * QKC_ITEMS_A_SEQ;
     const uint32_t n_resident = BLOCKS_A_SM * (uint32_t)launch->n_sms;

@@ -464,6 +464,7 @@ static const qk_backend_ops qk_cuda_ops = {
     .context_new = qkc_context_new,
     .context_free = qkc_context_free,
     .context_set_history = qkc_context_set_history,
+    .bounds_submit = qkc_bounds_submit,
     .step_new = qkc_step_new,
     .step_free = qkc_step_free,
     .step_plan = qkc_step_plan,
@@ -503,6 +504,8 @@ static cudaError_t start(qkc_backend *self, bool portable)
         code = qkc_linear_init();
     if (code == cudaSuccess)
         code = qkc_attend_decode_init();
+    if (code == cudaSuccess)
+        code = qkc_select_init();
     if (code == cudaSuccess)
         code = qkc_attend_prefill_init();
     if (code == cudaSuccess && self->hopper)

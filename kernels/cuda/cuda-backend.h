@@ -217,6 +217,7 @@ qk_status qkc_context_new(qk_model *model, const qk_context_params *params, qk_c
 void qkc_context_free(qk_context *context);
 qk_status qkc_context_set_history(
     qk_context *context, uint32_t slot, const int32_t *ids, size_t n_ids, size_t n_prompt);
+qk_status qkc_bounds_submit(qk_context *context, uint32_t kv_class, const qk_bounds *bounds, uint32_t n);
 qk_status qkc_step_new(qk_context *context, qk_step **out);
 void qkc_step_free(qk_step *step);
 qk_plan *qkc_step_plan(qk_step *step);

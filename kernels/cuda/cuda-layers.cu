@@ -351,6 +351,27 @@ static bool attend_pieces(way *w, const qkc_attend_decode_args *a)
     return attend_some(w, *a, done, at);
 }
 
+/* The lists of pages of sequences that leave some out. */
+static bool select_pages(way *w)
+{
+    qkc_context *ctx = w->ctx;
+    qkc_select_args a = {};
+    a.qkv = ctx->small_qkv;
+    a.q_norm = w->model->layers[w->layer].q_norm;
+    a.eps = w->shape->rms_eps;
+    a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;
+    a.layer = w->layer;
+    a.rows_max = w->pass->n_rows;
+    a.plan = ctx->plan;
+    a.bounds = ctx->bounds;
+    a.keys = ctx->select_keys;
+    a.pages_max = ctx->head.params.pages_max;
+    a.n_scored_max = w->pass->n_scored_max;
+    a.lists_begin = a.pages_max;
+    a.lists_stride = ctx->head.params.select_max;
+    return ok(w, "choosing pages", qkc_select(w->launch, &a));
+}
+
 static bool attend_decode(way *w)
 {
     const qkc_layer *layer = &w->model->layers[w->layer];
@@ -367,6 +388,12 @@ static bool attend_decode(way *w)
     a.workspace = w->ctx->decode_workspace;
     a.cancel = w->step->cancel;
     a.lse = w->pass->outside ? w->ctx->partial_lse : NULL;
+    if (w->pass->n_scored_max > 0) {
+        if (!select_pages(w))
+            return false;
+        a.lists_begin = w->ctx->head.params.pages_max;
+        a.lists_stride = w->ctx->head.params.select_max;
+    }
     if (w->pass->is_streamed)
         return attend_pieces(w, &a);
     return ok(w, "attention", qkc_attend_decode(w->launch, &a));

@@ -4,6 +4,7 @@
  *   linear.cu               y = W x for few rows, streaming W at memory bandwidth, with what stands around it fused
  *   rows.cu                 one row at a time: prepare (plan, embedding, RoPE tables), RMSNorm, heads, SiLU
  *   attn-decode.cu          attention of sequences with one new row each: the whole stage in one launch
+ *   attn-select.cu          before it, for sequences that leave pages out: bounds of pages, the choice of pages
  *   kv-int8.cu              int8 pages as bf16 ones, for the kernels below
  *   attn-prefill.cu         attention of any rows, portable (mma.sync)
  *   attn-prefill-hopper.cu  the same with wgmma, sm_90a only
@@ -88,6 +89,7 @@ static inline cudaError_t qkc_start(
  * capture. Each is idempotent. */
 cudaError_t qkc_linear_init(void);
 cudaError_t qkc_attend_decode_init(void);
+cudaError_t qkc_select_init(void);
 cudaError_t qkc_attend_prefill_init(void);
 cudaError_t qkc_attend_prefill_hopper_init(void);
 cudaError_t qkc_sample_init(void);
@@ -239,12 +241,47 @@ typedef struct {
      * from first_piece on that are below end_piece (0: all). A layer's launches have each piece once, and what ends last
      * merges. They are not programmatic. */
     uint32_t first_piece, end_piece;
+    /* With sequences that leave pages out (qk.h): the pages that they attend to lie in the page table from lists_begin on
+     * (at least pages_max), those for the next kv head lists_stride further, sequence by sequence; a sequence is cut as one
+     * of so many pages. lists_stride 0: all sequences attend to all of their pages. */
+    uint32_t lists_begin, lists_stride;
     float
         *lse; /* [rows_max, n_heads]: receives ln of the sum of exp(q.k / sqrt(head_dim)); NULL: not wanted */
 } qkc_attend_decode_args;
 uint32_t qkc_attend_decode_piece_keys(uint32_t n_keys); /* of a sequence of @n_keys */
 size_t qkc_attend_decode_bytes(uint32_t seqs_max, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim);
 cudaError_t qkc_attend_decode(const qkc_launch *launch, const qkc_attend_decode_args *args);
+
+/* ---- attn-select.cu ------------------------------------------------------------------------------------------ */
+
+/* Of a sequence with one row: how many of its pages it attends to. */
+static __host__ __device__ __forceinline__ uint32_t qkc_pages_attended(
+    uint32_t n_pages, uint32_t n_sink, uint32_t n_recent, uint32_t n_chosen)
+{
+    const uint64_t n = (uint64_t)n_sink + n_recent + n_chosen;
+    return n_recent > 0 && n < n_pages ? (uint32_t)n : n_pages;
+}
+
+/* Makes bounds of bf16 pages: of @items (a host array, read before the return), all layers and kv heads. */
+cudaError_t qkc_make_bounds(const qkc_launch *launch, const qk_bounds *items, uint32_t n,
+    const qk_kv_layout *layout, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim);
+
+/* The choice of pages of a layer, for the sequences of a decode step that leave pages out: scores, then the lists that
+ * qkc_attend_decode() takes. Two launches. */
+typedef struct {
+    const float *qkv; /* as for qkc_attend_decode() */
+    const float *q_norm;
+    float eps;
+    uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
+    qkc_plan plan;          /* pages: has the lists behind it */
+    const uint64_t *bounds; /* [pages_max]: of the plan's pages */
+    uint32_t *keys;         /* [n_kv_heads, pages_max]: scores as integers that compare like them */
+    uint32_t pages_max,
+        n_scored_max; /* n_scored_max: pages between sinks and recent ones, of one sequence at most */
+    uint32_t lists_begin, lists_stride;
+    uint32_t warp_pages; /* set by qkc_select() */
+} qkc_select_args;
+cudaError_t qkc_select(const qkc_launch *launch, const qkc_select_args *args);
 
 /* ---- kv-int8.cu ---------------------------------------------------------------------------------------------- */
 

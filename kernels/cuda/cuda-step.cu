@@ -141,6 +141,9 @@ static void lay_out_shared(qkc_context *ctx, arena *a, uint64_t decode_end)
     take(a, &ctx->logits, (uint64_t)p->outputs_max * shape->vocab);
     end = max_u64(end, a->used);
     a->used = begin;
+    take(a, &ctx->select_keys, p->select_max > 0 ? (uint64_t)shape->n_kv_heads * p->pages_max : 0);
+    end = max_u64(end, a->used);
+    a->used = begin;
     if (many) {
         take(a, &ctx->norm, rows * shape->hidden);
         take(a, &ctx->gate_up, (uint64_t)ctx->up_max * 2 * shape->ffn);
@@ -190,7 +193,8 @@ static void lay_out_device(qkc_context *ctx, arena *a)
     take(a, &ctx->plan.row_seq, rows);
     take(a, &ctx->plan.cos_sin, rows * shape->head_dim);
     take(a, &ctx->plan.seqs, p->seqs_max);
-    take(a, &ctx->plan.pages, p->pages_max);
+    take(a, &ctx->plan.pages, p->pages_max + (uint64_t)shape->n_kv_heads * p->select_max);
+    take(a, &ctx->bounds, p->select_max > 0 ? p->pages_max : 0);
     take(a, &ctx->plan.outputs, outputs);
     take(a, &ctx->x, (uint64_t)ctx->rows_pad * shape->hidden);
     take(a, &ctx->small_qkv, (uint64_t)ctx->small_max * ctx->qkv_dim);
@@ -276,6 +280,9 @@ static void lay_out_step(qkc_step *step, arena *a)
     step->plan.host_pages = NULL;
     if (p->partial_max > 0)
         take(a, &step->plan.host_pages, p->pages_max);
+    step->plan.bounds = NULL;
+    if (p->select_max > 0)
+        take(a, &step->plan.bounds, p->pages_max);
     take(a, &step->tiles, ctx->tiles_max);
     take(a, &step->merges, ctx->tiles_max);
     take(a, &step->staged, p->logits_max * vocab);
@@ -532,6 +539,26 @@ qk_status qkc_context_set_history(
             code = cudaEventRecord(ctx->stage_done[i], compute(ctx));
     }
     return code == cudaSuccess ? QK_OK : qkc_fail(backend, QK_UNSUPPORTED, code, "history of slot %u", slot);
+}
+
+qk_status qkc_bounds_submit(qk_context *context, uint32_t kv_class, const qk_bounds *bounds, uint32_t n)
+{
+    qkc_context *ctx = (qkc_context *)context;
+    qkc_backend *backend = backend_of(ctx);
+    const qk_shape *shape = shape_of(ctx);
+    qk_status status = enter(backend);
+    if (status != QK_OK)
+        return status;
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < n; i++)
+        bits |= (bounds[i].page & ~(uint64_t)QK_PAGE_HOST) | bounds[i].bounds;
+    if (bits % 16 != 0)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess, "bounds: an address is not a multiple of 16");
+    qkc_launch launch = {};
+    launch.stream = compute(ctx);
+    cudaError_t code = qkc_make_bounds(&launch, bounds, n, qkc_layout_of(ctx, kv_class), shape->n_layers,
+        shape->n_kv_heads, shape->head_dim);
+    return code == cudaSuccess ? QK_OK : qkc_fail(backend, QK_UNSUPPORTED, code, "bounds of %u pages", n);
 }
 
 /* ---- Graphs -------------------------------------------------------------------------------------------------- */
@@ -807,7 +834,7 @@ static uint32_t find_bucket(const qkc_context *ctx, uint32_t n_rows)
 
 /* A decode step that is streamed, or has outside pages, is launched for as many rows as the graph in whose place it is:
  * products of few rows go other ways than those of more. */
-static qk_status launch_pass(qkc_step *step, bool decode, bool streamed, bool outside)
+static qk_status launch_pass(qkc_step *step, bool decode, bool streamed, bool outside, uint32_t n_scored_max)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_plan *plan = &step->plan;
@@ -819,11 +846,18 @@ static qk_status launch_pass(qkc_step *step, bool decode, bool streamed, bool ou
     pass.kind = decode ? QKC_PASS_DECODE : plan->n_rows <= QKC_SMALL_ROWS ? QKC_PASS_FEW : QKC_PASS_MANY;
     pass.is_streamed = streamed;
     pass.outside = outside;
+    pass.n_scored_max = n_scored_max;
     pass.n_rows = plan->n_rows;
     pass.n_outputs = plan->n_outputs;
     if (decode && plan->n_outputs > 0) {
         pass.n_rows = bucket_rows(ctx, find_bucket(ctx, plan->n_rows));
         pass.n_outputs = min_u32(pass.n_rows, ctx->head.params.outputs_max);
+    }
+    if (n_scored_max > 0) {
+        cudaError_t code = cudaMemcpyAsync(ctx->bounds, plan->bounds, plan->n_pages * sizeof(*plan->bounds),
+            cudaMemcpyHostToDevice, compute(ctx));
+        if (code != cudaSuccess)
+            return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: sending addresses of bounds");
     }
     if (streamed) {
         const uint32_t n_layers = shape_of(ctx)->n_layers;
@@ -881,6 +915,30 @@ static qk_status check_pages(const qkc_step *step, bool *any_host)
                      "step: a page's address is not a multiple of 16");
 }
 
+/* The most pages that are scored of one sequence; 0: none leaves pages out. Bounds are read 8 bytes at a time. */
+static qk_status check_select(const qkc_step *step, bool decode, uint32_t *n_scored_max)
+{
+    uint64_t bits = 0;
+    *n_scored_max = 0;
+    for (uint32_t s = 0; s < step->plan.n_seqs; s++) {
+        const qk_seq *seq = &step->plan.seqs[s];
+        if (!qk_seq_leaves_out(seq))
+            continue;
+        const uint32_t n = seq->n_pages - seq->n_sink - seq->n_recent;
+        *n_scored_max = *n_scored_max > n ? *n_scored_max : n;
+        for (uint32_t p = 0; p < n; p++)
+            bits |= step->plan.bounds[seq->page_begin + seq->n_sink + p];
+    }
+    qkc_backend *backend = (qkc_backend *)step->head.backend;
+    if (*n_scored_max > 0 && !decode)
+        return qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+            "step: %u sequences with some that leave pages out; on CUDA they can be %u", step->plan.n_seqs,
+            ((const qkc_context *)step->head.context)->decode_max);
+    return bits % 16 == 0 ? QK_OK
+                          : qkc_fail(backend, QK_UNSUPPORTED, cudaSuccess,
+                                "step: an address of bounds is not a multiple of 16");
+}
+
 static qk_status fail_outside(const qkc_step *step, bool decode)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
@@ -904,7 +962,11 @@ qk_status qkc_step_submit(qk_step *base)
     if (status != QK_OK)
         return status;
     const bool single = plan->n_seqs == plan->n_rows, decode = single && plan->n_rows <= ctx->decode_max;
-    const bool takes_host = any_host && !(single && plan->host_path == QK_HOST_READ);
+    uint32_t n_scored_max;
+    if ((status = check_select(step, decode, &n_scored_max)) != QK_OK)
+        return status;
+    const bool reads_host = plan->host_path == QK_HOST_READ || n_scored_max > 0;
+    const bool takes_host = any_host && !(single && reads_host);
     const bool widened = !decode && qkc_layout_of(ctx, plan->kv_class)->dtype == QK_I8;
     const bool streamed = takes_host || widened;
     const bool outside = qkc_partial_is_needed(step);
@@ -918,9 +980,9 @@ qk_status qkc_step_submit(qk_step *base)
     __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
     __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
 
-    status = decode && !streamed && !outside && plan->n_outputs > 0
+    status = decode && !streamed && !outside && n_scored_max == 0 && plan->n_outputs > 0
                  ? launch_graph(step)
-                 : launch_pass(step, decode, streamed, outside);
+                 : launch_pass(step, decode, streamed, outside, n_scored_max);
     if (status == QK_OK)
         status = enqueue_end(step);
     if (status == QK_OK) {

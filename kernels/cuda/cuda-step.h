@@ -120,6 +120,10 @@ typedef struct {
     int32_t *slots;           /* [slots_max]: -1 until written */
     uint8_t *history;         /* [slots_max, vocab] */
     void *gemm_workspace, *decode_workspace, *sample_workspace;
+    uint64_t
+        *bounds; /* [pages_max] with select_max, as below; the lists of chosen pages are behind plan.pages */
+    uint32_t *
+        select_keys; /* [n_kv_heads, pages_max]: in the decode attention's workspace, before that writes there */
 
     qkc_bf16 *q;       /* [rows_pad, q_dim] */
     qkc_bf16 *norm;    /* [rows_pad, hidden] */
@@ -208,6 +212,7 @@ typedef struct {
     const qk_kv_layout *layout; /* the plan's kv_class' */
     bool is_streamed;           /* by step->stream; its tiles come before those of @tiling */
     bool outside;               /* QKC_PASS_DECODE: some pages are outside */
+    uint32_t n_scored_max;      /* QKC_PASS_DECODE: as in qkc_select_args; 0: no sequence leaves pages out */
     uint32_t n_rows, n_outputs; /* at most so many; of a captured pass: its bucket. n_outputs 0: none */
     qkc_tiling tiling;          /* of QKC_PASS_FEW and QKC_PASS_MANY: what step->tiles were copied from */
 } qkc_pass;

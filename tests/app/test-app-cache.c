@@ -110,7 +110,8 @@ static void test_int8(void)
     open_window(900, 640);
     turn("My name is Oda.", 2);
     wait_ms(300);
-    if (!quire_engine_client_has_int8(quire_application_get_client(application))) {
+    if (!quire_cache_choice_is_offered(QUIRE_CACHE_TIERED_INT8,
+            quire_engine_client_get_plan(quire_application_get_client(application)))) {
         g_test_skip("the engine has no pages of 8 bits here");
         close_window();
         return;
@@ -121,6 +122,29 @@ static void test_int8(void)
     g_assert_cmpuint(receipt()->n_reused, ==, 0);
     g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_MODE);
     turn("What is my name?", 6);
+    g_assert_cmpuint(receipt()->n_reused, >, 0);
+    g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_NONE);
+    close_window();
+}
+
+/* The selective mode says that it is approximate where it is chosen, in use and compared; a short chat leaves nothing out. */
+static void test_selective(void)
+{
+    open_window(900, 700);
+    turn("My name is Oda.", 2);
+    wait_ms(300);
+    choose(QUIRE_CACHE_SELECTIVE - QUIRE_CACHE_AUTO, QUIRE_CACHE_SELECTIVE, "cache-10-selective.png");
+    turn("What is my name?", 4);
+    g_assert_cmpint(receipt()->mode, ==, QE_CACHE_SELECTIVE);
+    g_assert_cmpuint(receipt()->n_reused, ==, 0);
+    g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_MODE);
+    g_assert_cmpfloat(receipt()->skipped_share, ==, 0);
+    {
+        g_autofree char *reply = dup_reply();
+
+        g_assert_nonnull(strstr(reply, "Oda"));
+    }
+    turn("Thank you.", 6);
     g_assert_cmpuint(receipt()->n_reused, >, 0);
     g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_NONE);
     close_window();
@@ -380,6 +404,7 @@ static void add_tests(void)
 {
     g_test_add_func("/app/cache/modes", test_modes);
     g_test_add_func("/app/cache/int8", test_int8);
+    g_test_add_func("/app/cache/selective", test_selective);
     g_test_add_func("/app/cache/cost-first", test_cost_first);
     g_test_add_func("/app/cache/busy", test_busy);
     g_test_add_func("/app/cache/tiers", test_tiers);

@@ -173,6 +173,7 @@ static void test_receipt(void)
         .n_recomputed = 1500,
         .first_mismatch = 412,
         .mismatch = QE_MISMATCH_EDITED,
+        .skipped_share = 0.62,
         .restore_ms = 12};
     quire_message_apply(message, &update);
     figures = quire_format_receipt_figures(message);
@@ -187,6 +188,7 @@ static void test_receipt(void)
     g_assert_nonnull(strstr(table, "|Cache mode|Tiered|"));
     g_assert_nonnull(strstr(table, "|Why not all was reused|the chat was changed at token 412|"));
     g_assert_nonnull(strstr(table, "|Bringing back took|12 ms|"));
+    g_assert_nonnull(strstr(table, "|Pages left out|62 %|"));
 
     for (int m = QE_MISMATCH_NONE; m <= QE_MISMATCH_MODE; m++) {
         g_autofree char *words = NULL;
@@ -212,8 +214,12 @@ static void test_choices(void)
         quire_cache_choice_get_config(i, &config);
         g_assert_true(qe_cache_config_check(&config, &error));
         g_assert_no_error(error);
-        g_assert_cmpint(
-            quire_cache_choice_get_error_note(i) != NULL, ==, config.mode == QE_CACHE_TIERED_INT8);
+        bool approximate = config.mode == QE_CACHE_TIERED_INT8 || config.mode == QE_CACHE_SELECTIVE;
+        g_autofree char *name = quire_cache_choice_dup_name(i);
+        g_assert_cmpint(quire_cache_choice_is_approximate(i), ==, approximate);
+        g_assert_cmpint(quire_cache_choice_get_error_note(i) != NULL, ==, approximate);
+        g_assert_cmpint(strstr(name, "approximate") != NULL, ==, approximate);
+        g_assert_cmpint(quire_cache_choice_is_offered(i, NULL), ==, !approximate);
         for (guint j = 0; j < i; j++) {
             g_assert_cmpstr(quire_cache_choice_get_title(i), !=, quire_cache_choice_get_title(j));
             g_assert_cmpstr(quire_cache_choice_get_description(i), !=, quire_cache_choice_get_description(j));
@@ -224,6 +230,22 @@ static void test_choices(void)
     g_assert_cmpuint(quire_cache_count_again(QE_CACHE_REBUILD, QE_CACHE_SESSION, 100), ==, 100);
     g_assert_cmpuint(quire_cache_count_again(QE_CACHE_TIERED, QE_CACHE_TIERED_INT8, 100), ==, 100);
     g_assert_cmpuint(quire_cache_count_again(QE_CACHE_TIERED_INT8, QE_CACHE_TIERED_INT8, 100), ==, 0);
+    g_assert_cmpuint(quire_cache_count_again(QE_CACHE_SELECTIVE, QE_CACHE_TIERED, 100), ==, 100);
+    g_assert_cmpuint(quire_cache_count_again(QE_CACHE_TIERED_INT8, QE_CACHE_SELECTIVE, 100), ==, 100);
+    g_assert_cmpuint(quire_cache_count_again(QE_CACHE_SELECTIVE, QE_CACHE_SELECTIVE, 100), ==, 0);
+    const qe_memory_plan plans[] = {{.page_bytes_int8 = 1}, {.has_selective = true}};
+    for (guint p = 0; p < 2; p++) {
+        g_assert_cmpint(quire_cache_choice_is_offered(QUIRE_CACHE_TIERED_INT8, &plans[p]), ==, p == 0);
+        g_assert_cmpint(quire_cache_choice_is_offered(QUIRE_CACHE_SELECTIVE, &plans[p]), ==, p == 1);
+        g_assert_true(quire_cache_choice_is_offered(QUIRE_CACHE_ARTICLE, &plans[p]));
+    }
+    /* The lengths that the words name are the engine's. */
+    qe_cache_config config;
+    quire_cache_choice_get_config(QUIRE_CACHE_SELECTIVE, &config);
+    g_assert_cmpuint(qe_cache_identity_tokens(&config), ==, 2624);
+    g_assert_cmpuint(config.sink_length, ==, 64);
+    g_assert_cmpuint(config.recent_length, ==, 512);
+    g_assert_cmpuint(config.select_length, ==, 2048);
 }
 
 static void test_cost(void)

@@ -278,7 +278,7 @@ def bench_of_more_than_depths():
         fails(1, "bench", "--prompt", "8", "--gen", "2", "--repeats", "1", *bad, says=(bad[0],))
 
 
-MODES = ("rebuild", "paged", "session", "tiered", "article", "tiered-int8")
+MODES = ("rebuild", "paged", "session", "tiered", "article", "tiered-int8", "selective")
 KEEPING = MODES[2:]
 SMALL = ("bench", "modes", "--lengths", "64,256", "--turns", "3", "--tokens", "8", "--new", "5", "--host-memory", "64M")
 
@@ -296,6 +296,9 @@ def cache_options_name_what_is_wrong():
         fails(2, *commands[i % 4], option, value, says=[option, value])
     for args, word in ((("--gpu-max-length", "128"), "tiered"), (("--article", "--cache-mode", "paged"), "--article"),
                        (("--cache-mode", "tiered", "--gpu-max-length", "16"), "64"),
+                       (("--select-length", "64"), "selective"),
+                       (("--cache-mode", "selective", "--select-length", "65"), "16"),
+                       (("--cache-mode", "selective", "--recent-length", "16"), "32"),
                        (("--cache-dir", ""), "--cache-dir"), (("--cache-key", "a"), "--cache-dir")):
         fails(2, "generate", "--prompt", "Hi", *args, says=[word])
     assert "--cache-mode" in ok("generate", "--help-all") and "--ring" in ok("bench", "--help-all")
@@ -311,6 +314,12 @@ def cache_modes_give_the_same_reply():
         replies[mode] = d["ids"]
     replies["tiered"] = json.loads(ok(*ask, "--cache-mode", "tiered", "--host-memory", "16M"))["ids"]
     replies["article"] = json.loads(ok(*ask, "--article", "--host-memory", "16M", "--no-use-cache"))["ids"]
+    # The whole story is shorter than what the selective mode always attends to; with less it leaves pages out.
+    d = json.loads(ok(*ask, "--cache-mode", "selective"))
+    assert d["cache"]["mode"] == "selective" and d["cache"]["skipped_share"] == 0, d["cache"]
+    replies["selective"] = d["ids"]
+    less = ("--cache-mode", "selective", "--sink-length", "0", "--recent-length", "32", "--select-length", "0")
+    assert json.loads(ok(*ask, *less))["cache"]["skipped_share"] > 0
     replies["no-offload"] = json.loads(ok(*ask, "--cache-mode", "tiered", "--no-offload"))["ids"]
     assert all(ids == replies["rebuild"] for ids in replies.values()), replies
     fails(1, *ask, "--max-cache-size", "1")
@@ -326,13 +335,16 @@ def info_prices_contexts():
     for (tokens, mode), c in costs.items():
         assert c["device_bytes"] + c["host_bytes"] == c["bytes"] > 0
         assert c["device_tokens"] + c["host_tokens"] == tokens
-        assert c["bytes"] == tokens * per_token or mode == "tiered-int8" and c["bytes"] < 0.6 * tokens * per_token
-        assert not c["fits"] or mode.startswith("tiered") or c["host_bytes"] == 0
+        bounds = tokens * per_token // 16 if mode == "selective" and tokens > 2624 else 0
+        assert c["bounds_bytes"] == bounds
+        assert c["bytes"] == tokens * per_token + bounds or mode == "tiered-int8" and c["bytes"] < 0.6 * tokens * per_token
+        assert c["exact_tokens"] == {"tiered-int8": 0, "selective": min(tokens, 2624)}.get(mode, tokens)
+        assert not c["fits"] or mode.startswith("tiered") or mode == "selective" or c["host_bytes"] == 0
     assert d["memory"]["host_kv"] <= 64 << 20 and d["memory"]["host_kv_tokens"] > 8192
     capped = json.loads(ok("info", "--json", "--host-memory", "64M", "--article"))["costs"]
     assert all(c["device_tokens"] <= 2080 for c in capped if c["mode"].startswith("tiered")), capped
     text = ok("info", "--host-memory", "64M")
-    assert "host cache" in text and "tiered-int8" in text
+    assert "host cache" in text and "tiered-int8" in text and "selective is exact up to 2624 tokens" in text
     assert "none" in ok("info", "--host-memory", "none")
     small = ok("info", "--kv-memory", "4", "--host-memory", "none")
     assert "does not fit" in small, small

@@ -158,14 +158,74 @@ static double *doubles(size_t n)
     return p;
 }
 
+/* Whether row @t at its kv head attends to key j: @sees[j]. @q: of the group's heads; @k: of the kv head, @k_stride doubles
+ * between keys. */
+static void choose_keys(fixture_select *c, const qk_shape *s, uint32_t t, const double *q, const double *k,
+    size_t k_stride, bool *sees)
+{
+    const uint32_t dim = s->head_dim, group = s->n_heads / s->n_kv_heads;
+    const uint32_t n_pages = t / QK_PAGE_TOKENS + 1, n_kept = c->n_sink + c->n_recent + c->n_chosen;
+    for (uint32_t j = 0; j <= t; j++)
+        sees[j] = true;
+    if (t < c->first_row || n_pages <= n_kept)
+        return;
+    const uint32_t first = c->n_sink, n = n_pages - c->n_recent - first;
+    double *score = doubles(n);
+    bool *taken = calloc(n, sizeof(*taken));
+    tap_require(taken != NULL);
+    for (uint32_t p = 0; p < n; p++) {
+        for (uint32_t h = 0; h < group; h++) {
+            for (uint32_t d = 0; d < dim; d++) {
+                double low = INFINITY, high = -INFINITY;
+                for (uint32_t i = 0; i < QK_PAGE_TOKENS; i++) {
+                    const double x = k[((first + p) * QK_PAGE_TOKENS + i) * k_stride + d];
+                    low = fmin(low, x);
+                    high = fmax(high, x);
+                }
+                score[p] += fmax(q[h * dim + d] * low, q[h * dim + d] * high);
+            }
+        }
+    }
+    double edge = INFINITY, next = -INFINITY;
+    for (uint32_t i = 0; i <= c->n_chosen; i++) {
+        uint32_t best = n;
+        for (uint32_t p = 0; p < n; p++)
+            if (!taken[p] && (best == n || score[p] > score[best]))
+                best = p;
+        taken[best] = i < c->n_chosen;
+        edge = i < c->n_chosen ? score[best] : edge;
+        next = i < c->n_chosen ? next : score[best];
+    }
+    if (c->n_chosen > 0)
+        c->margin = fmin(c->margin, (edge - next) / fabs(edge));
+    for (uint32_t p = 0; p < n; p++) {
+        c->n_left_out += !taken[p];
+        for (uint32_t i = 0; i < QK_PAGE_TOKENS; i++)
+            sees[(first + p) * QK_PAGE_TOKENS + i] = taken[p];
+    }
+    free(score);
+    free(taken);
+}
+
 void fixture_forward(const fixture_model *m, const int32_t *tokens, uint32_t n, double *logits)
 {
+    fixture_select exact = {.first_row = n};
+    fixture_forward_select(m, tokens, n, &exact, logits);
+}
+
+void fixture_forward_select(
+    const fixture_model *m, const int32_t *tokens, uint32_t n, fixture_select *select, double *logits)
+{
+    select->margin = INFINITY;
+    select->n_left_out = 0;
     const qk_shape *s = &m->desc.shape;
     const uint32_t hidden = s->hidden, dim = s->head_dim, group = s->n_heads / s->n_kv_heads;
     const uint32_t q_dim = s->n_heads * dim, kv_dim = s->n_kv_heads * dim;
     double *x = doubles((size_t)n * hidden), *h = doubles(hidden), *add = doubles(hidden);
     double *q = doubles((size_t)n * q_dim), *k = doubles((size_t)n * kv_dim),
            *v = doubles((size_t)n * kv_dim);
+    bool *sees = calloc(n, sizeof(*sees));
+    tap_require(sees != NULL);
     double *a = doubles(q_dim), *p = doubles(n), *gate = doubles(s->ffn), *up = doubles(s->ffn);
     for (uint32_t t = 0; t < n; t++)
         for (uint32_t i = 0; i < hidden; i++)
@@ -186,9 +246,11 @@ void fixture_forward(const fixture_model *m, const int32_t *tokens, uint32_t n, 
             memset(a, 0, q_dim * sizeof(*a));
             for (uint32_t i = 0; i < s->n_heads; i++) {
                 const double *qi = q + (size_t)t * q_dim + i * dim;
+                if (i % group == 0)
+                    choose_keys(select, s, t, qi, k + i / group * dim, kv_dim, sees);
                 double max = -INFINITY, sum = 0;
                 for (uint32_t j = 0; j <= t; j++) {
-                    p[j] = 0;
+                    p[j] = sees[j] ? 0 : -INFINITY;
                     for (uint32_t d = 0; d < dim; d++)
                         p[j] += qi[d] * k[(size_t)j * kv_dim + i / group * dim + d];
                     p[j] /= sqrt(dim);
@@ -221,6 +283,7 @@ void fixture_forward(const fixture_model *m, const int32_t *tokens, uint32_t n, 
     double *all[] = {x, h, add, q, k, v, a, p, gate, up};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         free(all[i]);
+    free(sees);
 }
 
 /* ---- Rig ------------------------------------------------------------------------------------------------------- */
@@ -251,6 +314,7 @@ void rig_open(rig *r, const fixture_model *model, const rig_options *o)
         .partial = o->partial,
         .partial_user = o->partial_user,
         .ring_bytes = o->ring_bytes,
+        .select_max = o->select_max,
     };
     qk_kv_layout_page_major(&model->desc.shape, o->kv_dtype, &r->params.layout);
     if (o->kv_dtype_1 != NULL)

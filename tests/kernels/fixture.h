@@ -23,6 +23,17 @@ extern const qk_shape fixture_medium; /* 2 layers, 6:2 heads of 64 */
 /* The whole sequence at once, in float64, without cache, pages or spans. @logits: [n, vocab]. */
 void fixture_forward(const fixture_model *model, const int32_t *tokens, uint32_t n, double *logits);
 
+/* The same with rows from first_row on that leave pages out, as qk.h says of selective attention. */
+typedef struct {
+    uint32_t first_row, n_sink, n_recent, n_chosen;
+    uint64_t n_left_out; /* out: pages, of all rows, layers and kv heads */
+    double
+        margin; /* out: by how much the last chosen page's score was above the next one's, the least of all choices,
+                      relative to its size: what is smaller may be chosen otherwise */
+} fixture_select;
+void fixture_forward_select(
+    const fixture_model *model, const int32_t *tokens, uint32_t n, fixture_select *select, double *logits);
+
 /* ---- A rig ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -33,7 +44,7 @@ typedef struct {
     qk_dtype kv_dtype;
     const qk_dtype *kv_dtype_1; /* of kv_class 1; NULL: there is none */
     uint64_t ring_bytes;
-    uint32_t rows_max, n_pages, slots_max, partial_max;
+    uint32_t rows_max, n_pages, slots_max, partial_max, select_max;
     uint32_t seqs_max; /* 0: at most 8 */
     qk_partial_fn partial;
     void *partial_user;

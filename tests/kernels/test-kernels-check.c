@@ -110,7 +110,8 @@ static void test_plan(void)
     REFUSED("seqs[0].n_pages", s.seqs[0].start = 606);
     REFUSED("seqs[1].page_begin", s.seqs[1].page_begin = 39);
     REFUSED("seqs[1].page_begin", s.seqs[1].page_begin = UINT32_MAX);
-    REFUSED("seqs[1].reserved", s.seqs[1].reserved = 1);
+    REFUSED("seqs[1].n_recent", s.seqs[1].n_sink = 1);
+    REFUSED("seqs[1].n_recent", s.seqs[1].n_chosen = 1);
     REFUSED("seqs[0] page", s.pages[20] = 0);
     REFUSED("seqs[0] page", s.pages[3] = 4096);
     REFUSED("seqs[1] page", s.pages[38] = 0);
