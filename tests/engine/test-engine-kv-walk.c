@@ -381,7 +381,8 @@ static void fork_session(walk *w, shadow *from, shadow *to)
         g_assert_true(w->armed || n_available == 0);
         return;
     }
-    g_assert_cmpuint(n_available, <=, qe_kv_pool_n_available(pool) + 1); /* at most the part-filled page */
+    if (!w->armed) /* at most the part-filled page */
+        g_assert_cmpuint(n_available, <=, qe_kv_pool_n_available(pool) + 1);
     *to = *from;
     to->real = real;
     to->running = NULL;
@@ -477,7 +478,9 @@ static void begin_step(walk *w, shadow *s)
 static void end_step(walk *w, shadow *s)
 {
     g_assert_cmpint(qk_event_wait(s->running), ==, QK_OK);
+    uint32_t n_off = qe_session_n_off_device(s->real);
     qe_session_commit(s->real, s->n_step);
+    g_assert_cmpuint(qe_session_n_off_device(s->real), <=, n_off); /* naming takes no page off the device */
     s->n_cached += s->n_step;
     g_clear_pointer(&s->running, qk_event_free);
     s->n_step = 0;
@@ -828,10 +831,49 @@ static void test_walk(gconstpointer background)
         walk_once(first + i, background ? n_steps / n_seeds / 10 : n_steps / n_seeds, background != NULL);
 }
 
+/* ---- Names that collide ---- */
+
+static bool keys_collide;
+
+qe_page_key __real_qe_page_key_child(const qe_page_key *parent, const uint32_t *ids);
+qe_page_key __wrap_qe_page_key_child(const qe_page_key *parent, const uint32_t *ids);
+
+qe_page_key __wrap_qe_page_key_child(const qe_page_key *parent, const uint32_t *ids)
+{
+    return keys_collide ? (qe_page_key){{9}} : __real_qe_page_key_child(parent, ids);
+}
+
+/* All pages have one key: who it was given to is found by its own ids and parent alone, and the others stay private. */
+static void test_collisions(void)
+{
+    g_autofree walk *w = g_new0(walk, 1);
+    walk_begin(w, 1, false);
+    qe_kv_pool *pool = w->pools[0];
+    uint32_t ids[3][QK_PAGE_TOKENS] = {{1}, {2}, {3}};
+    qe_page pages[3];
+    keys_collide = true;
+    for (int i = 0; i < 3; i++) {
+        g_assert_true(qe_kv_page_alloc(pool, &pages[i], NULL));
+        qe_kv_page_seal(pool, pages[i]);
+        const qe_page_key *parent = i == 2 ? qe_kv_page_key(pool, pages[0]) : NULL;
+        g_assert_cmpuint(qe_kv_page_publish(pool, pages[i], parent, ids[i]), ==, pages[i]);
+    }
+    g_assert_cmpuint(qe_kv_pool_find(pool, NULL, ids[1]), ==, QE_PAGE_NONE);
+    g_assert_cmpuint(qe_kv_pool_find(pool, qe_kv_page_key(pool, pages[0]), ids[0]), ==, QE_PAGE_NONE);
+    g_assert_cmpuint(qe_kv_pool_find(pool, NULL, ids[0]), ==, pages[0]);
+    qe_kv_page_unref(pool, pages[0]);
+    for (int i = 0; i < 3; i++)
+        qe_kv_page_unref(pool, pages[i]);
+    g_assert_cmpuint(qe_kv_pool_n_cached(pool), ==, 1);
+    keys_collide = false;
+    walk_end(w);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_data_func("/engine/kv-walk/late", NULL, test_walk);
     g_test_add_data_func("/engine/kv-walk/background", GINT_TO_POINTER(1), test_walk);
+    g_test_add_func("/engine/kv-walk/collisions", test_collisions);
     return g_test_run();
 }
