@@ -421,17 +421,27 @@ static bool is_same_kind(
            memcmp(layout_1, &core->params.layout_1, sizeof *layout_1) == 0;
 }
 
-/* Host pages outlive the device: the old pools go on with the new ones' device part. */
-static void keep_old_pools(qe_core *core, qe_kv_pool *const *old)
+/* Host pages outlive the device: the old pools go on in place of the new ones. false: the device cannot use them, and
+ * nothing has changed. */
+static bool keep_old_pools(qe_core *core, qe_kv_pool *const *old)
 {
-    for (int c = 0; c < QE_KV_CLASSES; c++) {
-        if (!old[c])
+    for (int c = 0; c < QE_KV_CLASSES && old[c]; c++) {
+        if (qe_kv_pool_attach(old[c], core->backend, qe_kv_pool_n_max(core->pools[c]), NULL))
             continue;
-        uint32_t n_max = qe_kv_pool_n_max(core->pools[c]);
+        while (c-- > 0)
+            qe_kv_pool_detach(old[c]);
+        return false;
+    }
+    for (int c = 0; c < QE_KV_CLASSES && old[c]; c++) {
         qe_kv_pool_free(core->pools[c]);
         core->pools[c] = old[c];
-        qe_kv_pool_attach(old[c], core->backend, n_max);
     }
+    return true;
+}
+
+/* The ledger was begun anew for the new pools. What the old ones have, or gave back since, it does not know. */
+static void count_host_bytes(qe_core *core)
+{
     core->host_ledger.bytes_taken = 0;
     for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
         const qe_kv_slots *host = qe_kv_pool_host_slots(core->pools[c]);
@@ -470,15 +480,15 @@ bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError 
         memcpy(core->pools, old, sizeof old);
         core->params.layout = layout;
         core->params.layout_1 = layout_1;
+        count_host_bytes(core);
         return false;
     }
-    if (is_same_kind(core, &layout, &layout_1, numerics)) {
-        keep_old_pools(core, old);
-    } else {
+    if (!is_same_kind(core, &layout, &layout_1, numerics) || !keep_old_pools(core, old)) {
         move_sessions(core);
         for (int c = 0; c < QE_KV_CLASSES; c++)
             qe_kv_pool_free(old[c]);
     }
+    count_host_bytes(core);
     g_clear_error(&core->lost);
     GHashTableIter iter;
     void *value;

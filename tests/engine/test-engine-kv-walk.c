@@ -630,8 +630,12 @@ static void lose_device(walk *w)
     w->armed = false;
     if (one_in(w, 2))
         fake_backend_fail(w->fake, FAKE_REGISTER, 1);
-    for (uint32_t c = 0; c < N_CLASSES; c++)
-        qe_kv_pool_attach(w->pools[c], fake_backend_of(w->fake), qe_kv_pool_n_max(w->pools[c]));
+    if (one_in(w, 2))
+        fake_backend_fail(w->fake, FAKE_WRAP, 1 + below(w, 3));
+    for (uint32_t c = 0; c < N_CLASSES; c++) {
+        while (!qe_kv_pool_attach(w->pools[c], fake_backend_of(w->fake), qe_kv_pool_n_max(w->pools[c]), NULL))
+            check_all(w);
+    }
     fail_nothing(w);
     for (uint32_t i = 0; i < N_SESSIONS; i++) { /* what was asked for to be stored is asked for again */
         if (w->s[i].real) {
@@ -763,6 +767,10 @@ static void walk_end(walk *w)
         close_session(w, &w->s[i]);
     settle(w);
     check_all(w);
+    /* A copy of a page that nobody needs any more may still be queued when the pool goes. */
+    qe_page page;
+    if (qe_kv_page_alloc(w->pools[0], &page, NULL))
+        qe_kv_page_unref(w->pools[0], page);
     for (uint32_t c = 0; c < N_CLASSES; c++) {
         qe_kv_pool_evict_cached_host(w->pools[c], UINT32_MAX);
         qe_kv_pool_evict_cached(w->pools[c], UINT32_MAX);
