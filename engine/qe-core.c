@@ -148,9 +148,8 @@ static bool add_attender(qe_core *core, const qk_shape *shape, GError **error)
             "Cannot make the threads that attend to host pages: %s", qk_status_name(status));
         return false;
     }
-    core->params.partial = qk_host_attend;
+    qe_budget_add_partial(&core->params, core->context_max);
     core->params.partial_user = core->attender;
-    core->params.partial_max = core->context_max / QK_SPAN_TOKENS + 1;
     return true;
 }
 
@@ -209,7 +208,7 @@ static void make_pools(qe_core *core, uint32_t n_pages)
     qk_backend_info info;
     qk_backend_get_info(core->backend, &info);
     g_free(core->numerics);
-    core->numerics = g_strdup_printf("%s|%s", info.name, core->opener.isa ? core->opener.isa : "");
+    core->numerics = g_strdup_printf("%s|%s", info.name, info.kernels);
     core->device_ledger = (qe_kv_ledger){.bytes_max = n_pages * layouts[0]->page_bytes};
     core->host_ledger = (qe_kv_ledger){.bytes_max = core->host_bytes};
     for (int c = 0; c < QE_KV_CLASSES; c++) {

@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-#define QK_ABI_VERSION 3u
+#define QK_ABI_VERSION 4u
 #define QK_PAGE_TOKENS 16u  /* tokens in a KV page */
 #define QK_SPAN_TOKENS 256u /* attention is cut at multiples of this: 16 pages */
 #define QK_NO_SLOT     UINT32_MAX
@@ -108,6 +108,9 @@ typedef struct {
     uint64_t memory_process; /* of it, what this process holds; 0 when unknown. CUDA: from NVML */
     int32_t utilization;     /* percent of the last moment in which the device computed; -1 when unknown */
     uint32_t n_threads;
+    /* What computes, as far as results depend on it: "avx512" (what options.isa would name), "hopper sm_90". K and V of
+     * backends that differ in name or here need not be the same bits. */
+    char kernels[32];
 } qk_backend_info;
 void qk_backend_get_info(qk_backend *backend, qk_backend_info *out);
 
