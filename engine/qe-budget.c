@@ -70,6 +70,12 @@ static uint64_t available_memory(void)
     return line ? g_ascii_strtoull(line + strlen("MemAvailable:"), NULL, 10) * 1024 : 0;
 }
 
+void qe_budget_add_partial(qk_context_params *params, uint32_t context_max)
+{
+    params->partial = qk_host_attend;
+    params->partial_max = context_max / QK_SPAN_TOKENS + 1;
+}
+
 uint64_t qe_budget_host_bytes(uint64_t wanted, bool is_host)
 {
     if (wanted)
@@ -209,6 +215,8 @@ static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const 
     uint64_t host_bytes = qe_budget_host_bytes(o->host_bytes_max, false);
     if (host_bytes)
         params.ring_bytes = o->ring_bytes ? o->ring_bytes : QE_RING_BYTES_DEFAULT;
+    if (host_bytes && o->host_path == QE_HOST_PATH_CPU)
+        qe_budget_add_partial(&params, context_max);
     qk_sizes weights = {0}, workspace = {0};
     qk_status status = qe_budget_estimate("cuda", &shape, config->tied, &params, &weights, &workspace);
     g_free(plan->device);

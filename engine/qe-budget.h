@@ -17,6 +17,9 @@ qk_shape qe_budget_shape(const qe_config *config, uint32_t context_max);
 /* The maxima of the steps' context and the KV layout. */
 void qe_budget_params(const qk_shape *shape, qe_kv_class kv_class, uint32_t rows_max, qk_context_params *out);
 
+/* What a context needs beside that when the CPU attends to host pages for the device; but for the partial_user. */
+void qe_budget_add_partial(qk_context_params *params, uint32_t context_max);
+
 /* Bytes of the host tier beside a device: @wanted, or (0) a default from the memory available now; 1: none. Beside a host
  * device (@is_host) the default is none: its pages lie in host memory already. */
 uint64_t qe_budget_host_bytes(uint64_t wanted, bool is_host);

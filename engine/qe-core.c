@@ -148,9 +148,8 @@ static bool add_attender(qe_core *core, const qk_shape *shape, GError **error)
             "Cannot make the threads that attend to host pages: %s", qk_status_name(status));
         return false;
     }
-    core->params.partial = qk_host_attend;
+    qe_budget_add_partial(&core->params, core->context_max);
     core->params.partial_user = core->attender;
-    core->params.partial_max = core->context_max / QK_SPAN_TOKENS + 1;
     return true;
 }
 
@@ -209,7 +208,7 @@ static void make_pools(qe_core *core, uint32_t n_pages)
     qk_backend_info info;
     qk_backend_get_info(core->backend, &info);
     g_free(core->numerics);
-    core->numerics = g_strdup_printf("%s|%s", info.name, core->opener.isa ? core->opener.isa : "");
+    core->numerics = g_strdup_printf("%s|%s", info.name, info.kernels);
     core->device_ledger = (qe_kv_ledger){.bytes_max = n_pages * layouts[0]->page_bytes};
     core->host_ledger = (qe_kv_ledger){.bytes_max = core->host_bytes};
     for (int c = 0; c < QE_KV_CLASSES; c++) {
@@ -423,17 +422,27 @@ static bool is_same_kind(
            memcmp(layout_1, &core->params.layout_1, sizeof *layout_1) == 0;
 }
 
-/* Host pages outlive the device: the old pools go on with the new ones' device part. */
-static void keep_old_pools(qe_core *core, qe_kv_pool *const *old)
+/* Host pages outlive the device: the old pools go on in place of the new ones. false: the device cannot use them, and
+ * nothing has changed. */
+static bool keep_old_pools(qe_core *core, qe_kv_pool *const *old)
 {
-    for (int c = 0; c < QE_KV_CLASSES; c++) {
-        if (!old[c])
+    for (int c = 0; c < QE_KV_CLASSES && old[c]; c++) {
+        if (qe_kv_pool_attach(old[c], core->backend, qe_kv_pool_n_max(core->pools[c]), NULL))
             continue;
-        uint32_t n_max = qe_kv_pool_n_max(core->pools[c]);
+        while (c-- > 0)
+            qe_kv_pool_detach(old[c]);
+        return false;
+    }
+    for (int c = 0; c < QE_KV_CLASSES && old[c]; c++) {
         qe_kv_pool_free(core->pools[c]);
         core->pools[c] = old[c];
-        qe_kv_pool_attach(old[c], core->backend, n_max);
     }
+    return true;
+}
+
+/* The ledger was begun anew for the new pools. What the old ones have, or gave back since, it does not know. */
+static void count_host_bytes(qe_core *core)
+{
     core->host_ledger.bytes_taken = 0;
     for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
         const qe_kv_slots *host = qe_kv_pool_host_slots(core->pools[c]);
@@ -472,15 +481,15 @@ bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError 
         memcpy(core->pools, old, sizeof old);
         core->params.layout = layout;
         core->params.layout_1 = layout_1;
+        count_host_bytes(core);
         return false;
     }
-    if (is_same_kind(core, &layout, &layout_1, numerics)) {
-        keep_old_pools(core, old);
-    } else {
+    if (!is_same_kind(core, &layout, &layout_1, numerics) || !keep_old_pools(core, old)) {
         move_sessions(core);
         for (int c = 0; c < QE_KV_CLASSES; c++)
             qe_kv_pool_free(old[c]);
     }
+    count_host_bytes(core);
     g_clear_error(&core->lost);
     GHashTableIter iter;
     void *value;

@@ -107,6 +107,8 @@ void qe_kv_pool_free(qe_kv_pool *pool)
         return;
     while (pool->backend && qe_kv_pool_wait_move(pool, NULL))
         ;
+    if (pool->backend && qe_kv_slots_n_reserved(pool->device) > 0)
+        qe_kv_pool_wait_compute(pool);
     qe_kv_pool_clear_moves(pool);
     g_assert(pool->n_tail == 0);
     g_assert(pool->n_importing == 0 && pool->n_pinned == 0);
@@ -170,14 +172,16 @@ void qe_kv_pool_detach(qe_kv_pool *pool)
     pool->backend = NULL;
 }
 
-void qe_kv_pool_attach(qe_kv_pool *pool, qk_backend *backend, uint32_t n_pages_max)
+bool qe_kv_pool_attach(qe_kv_pool *pool, qk_backend *backend, uint32_t n_pages_max, GError **error)
 {
     g_assert(!pool->backend);
+    if (pool->host && !qe_kv_slots_attach(pool->host, backend, error))
+        return false;
+    if (!qe_kv_slots_attach(pool->device, backend, error)) /* never: it has no slabs */
+        g_assert_not_reached();
     pool->backend = backend;
-    qe_kv_slots_attach(pool->device, backend);
     qe_kv_slots_set_max(pool->device, n_pages_max);
-    if (pool->host)
-        qe_kv_slots_attach(pool->host, backend);
+    return true;
 }
 
 /* ---- Size ---- */

@@ -13,6 +13,8 @@
 
 #define MAP_UNIT  4096ull
 #define HUGE_UNIT (2ull << 20)
+#define RETRY_MIN 16u /* takes that find nothing after a background slab failed; twice as many each time */
+#define RETRY_MAX 4096u
 
 typedef struct {
     qk_buffer *buffer;
@@ -35,8 +37,10 @@ struct qe_kv_slots {
     qe_kv_slots_params p;
     GArray *slabs; /* slab, in slot order */
     uint32_t n_reserved, n_used;
-    uint32_t n_cap; /* n_max, or n_reserved once a slab failed */
-    char *note;     /* of the last registration that was refused */
+    uint32_t n_cap;         /* n_max, or n_reserved once a slab failed */
+    uint32_t n_failed;      /* background slabs in a row */
+    uint32_t n_until_retry; /* takes that find nothing before the next one is made; 0: at once */
+    char *note;             /* of the last registration that was refused */
     maker *making;
     qe_free_map map; /* bit s: slot s is free */
 };
@@ -142,6 +146,13 @@ static int error_code(qk_status status)
     }
 }
 
+/* What failed may be tried again at once. */
+static void forget_failures(qe_kv_slots *self)
+{
+    self->n_cap = self->p.n_max;
+    self->n_failed = self->n_until_retry = 0;
+}
+
 /* A made slab joins; its slots become free. */
 static void add_slab(qe_kv_slots *self, slab *s)
 {
@@ -151,7 +162,7 @@ static void add_slab(qe_kv_slots *self, slab *s)
     for (uint32_t i = 0; i < s->n_slots; i++)
         qe_free_map_add(&self->map, self->n_reserved + i);
     self->n_reserved += s->n_slots;
-    self->n_cap = self->p.n_max;
+    forget_failures(self);
 }
 
 /* How many slots the next slab may have, at least @least; 0: the budget is used up. Counts them in the ledger. */
@@ -230,7 +241,7 @@ static bool grow(qe_kv_slots *self, uint32_t wanted, uint32_t least, GError **er
     if (status != QK_OK) {
         give_allowance_back(self, n);
         if (status == QK_NO_MEMORY)
-            self->n_cap = self->n_reserved;
+            self->n_cap = MIN(self->n_reserved, self->p.n_max);
         g_set_error(error, QE_ERROR, error_code(status),
             "cannot add %u KV %spages of %" G_GUINT64_FORMAT " bytes to the %u there are (limit %u): %s: %s",
             n, where, self->p.slot_bytes, self->n_reserved, self->p.n_max, qk_status_name(status), reason);
@@ -254,7 +265,7 @@ static void *make_in_background(void *user)
 void qe_kv_slots_prepare(qe_kv_slots *self, uint32_t n_free)
 {
     if (!self->p.background || self->making || !self->p.backend || qe_kv_slots_n_free(self) >= n_free ||
-        self->n_cap < self->p.n_max)
+        self->n_until_retry > 0)
         return;
     uint32_t n = slab_allowance(self, self->p.slab_slots, 1);
     if (n == 0)
@@ -285,7 +296,9 @@ static void finish_making(qe_kv_slots *self, bool keep)
         if (made)
             unmap_slab(self, s);
         give_allowance_back(self, s->n_slots);
-        self->n_cap = self->n_reserved;
+        self->n_cap = MIN(self->n_reserved, self->p.n_max);
+        self->n_until_retry = MIN(RETRY_MIN << MIN(self->n_failed, 16), RETRY_MAX);
+        self->n_failed++;
     }
     g_free(m);
 }
@@ -355,7 +368,7 @@ uint32_t qe_kv_slots_trim(qe_kv_slots *self, uint32_t n_slabs_kept)
         self->n_reserved = last->first;
         free_last_slab(self);
     }
-    self->n_cap = self->p.n_max;
+    forget_failures(self);
     return n_before - self->n_reserved;
 }
 
@@ -369,7 +382,7 @@ void qe_kv_slots_set_max(qe_kv_slots *self, uint32_t n_max)
 {
     g_assert(n_max < QE_SLOT_NONE);
     self->p.n_max = n_max;
-    self->n_cap = n_max;
+    forget_failures(self);
 }
 
 void qe_kv_slots_detach(qe_kv_slots *self)
@@ -391,24 +404,31 @@ void qe_kv_slots_detach(qe_kv_slots *self)
         }
     }
     self->p.backend = NULL;
-    self->n_cap = self->p.n_max;
+    forget_failures(self);
 }
 
-void qe_kv_slots_attach(qe_kv_slots *self, qk_backend *backend)
+bool qe_kv_slots_attach(qe_kv_slots *self, qk_backend *backend, GError **error)
 {
     g_assert(!self->p.backend);
     self->p.backend = backend;
     for (uint32_t i = 0; i < self->slabs->len; i++) {
         slab *s = slab_at(self, i);
-        char error[200] = "";
-        s->pinned = qk_host_register(backend, s->map, s->map_bytes, error, sizeof error) == QK_OK;
+        char refusal[200] = "";
+        s->pinned = qk_host_register(backend, s->map, s->map_bytes, refusal, sizeof refusal) == QK_OK;
         if (!s->pinned) {
             g_free(self->note);
-            self->note = g_strdup(error);
+            self->note = g_strdup(refusal);
         }
-        if (qk_buffer_wrap(backend, s->map, s->map_bytes, &s->buffer) != QK_OK)
+        qk_status status = qk_buffer_wrap(backend, s->map, s->map_bytes, &s->buffer);
+        if (status != QK_OK) {
             s->buffer = NULL;
+            g_set_error(error, QE_ERROR, error_code(status), "cannot take %u KV host pages over: %s: %s",
+                s->n_slots, qk_status_name(status), qk_backend_error(backend));
+            qe_kv_slots_detach(self);
+            return false;
+        }
     }
+    return true;
 }
 
 /* ---- Slots ---- */
@@ -418,6 +438,8 @@ bool qe_kv_slots_take(qe_kv_slots *self, qe_slot *out, GError **error)
     qe_slot slot = qe_free_map_lowest(&self->map);
     if (slot == QE_SLOT_NONE || self->n_used >= self->p.n_max) {
         if (self->p.background) {
+            if (self->n_until_retry > 0)
+                self->n_until_retry--;
             qe_kv_slots_prepare(self, 1);
             qe_kv_slots_poll(self);
             slot = self->n_used < self->p.n_max ? qe_free_map_lowest(&self->map) : QE_SLOT_NONE;

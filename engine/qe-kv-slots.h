@@ -39,7 +39,8 @@ qe_kv_slots *qe_kv_slots_new(const qe_kv_slots_params *params);
 void qe_kv_slots_free(qe_kv_slots *self); /* NULL is fine; no work that touches a slot may be in flight */
 
 /* The lowest free slot. QE_ERROR_NO_MEMORY (budget or device), QE_ERROR_DEVICE_LOST. A slab that failed is tried again
- * by the next call that finds no free slot. */
+ * by the next call that finds no free slot; one made in the background after 16 such calls, and twice as many, up to
+ * 4,096, each time that it fails again. Another budget and trimming make it the next call. */
 bool qe_kv_slots_take(qe_kv_slots *self, qe_slot *out, GError **error);
 /* @n slots in a row, inside one slab where memory is contiguous; a slab of its own is made when none has the room. */
 bool qe_kv_slots_take_run(qe_kv_slots *self, uint32_t n, qe_slot *first, GError **error);
@@ -63,7 +64,8 @@ void qe_kv_slots_prepare(qe_kv_slots *self, uint32_t n_free);
 /* The device was lost. Device slots are forgotten, all of them free and gone. Host slots keep their bytes and who has
  * them, and lose their registration. */
 void qe_kv_slots_detach(qe_kv_slots *self);
-void qe_kv_slots_attach(qe_kv_slots *self, qk_backend *backend); /* registers host slabs again */
+/* Registers host slabs again. false, and still detached: a slab cannot be used on this device. */
+bool qe_kv_slots_attach(qe_kv_slots *self, qk_backend *backend, GError **error);
 
 uint64_t qe_kv_slots_address(const qe_kv_slots *self, qe_slot slot); /* device-visible; 0: not registered */
 qk_buffer *qe_kv_slots_buffer(const qe_kv_slots *self, qe_slot slot, uint64_t *offset); /* for copies */

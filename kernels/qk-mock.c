@@ -647,6 +647,7 @@ static void mock_get_info(qk_backend *backend, qk_backend_info *out)
     pthread_mutex_unlock(&mock->inner_lock);
     *out = (qk_backend_info){.name = "mock", .n_threads = inner.n_threads};
     snprintf(out->device, sizeof(out->device), "mock on %.80s", inner.device);
+    memcpy(out->kernels, inner.kernels, sizeof(out->kernels));
     pthread_mutex_lock(&mock->lock);
     out->memory_total = mock->memory_bytes;
     if (mock->memory_bytes > mock->stats.device_bytes)

@@ -109,6 +109,9 @@ typedef struct {
     uint64_t memory_process; /* of it, what this process holds; 0 when unknown. CUDA: from NVML */
     int32_t utilization;     /* percent of the last moment in which the device computed; -1 when unknown */
     uint32_t n_threads;
+    /* What computes, as far as results depend on it: "avx512" (what options.isa would name), "hopper sm_90". K and V of
+     * backends that differ in name or here need not be the same bits. */
+    char kernels[32];
 } qk_backend_info;
 void qk_backend_get_info(qk_backend *backend, qk_backend_info *out);
 

@@ -320,6 +320,7 @@ static void get_info(qk_backend *backend, qk_backend_info *out)
     out->memory_free = available_bytes();
     out->n_threads = qk_pool_n_threads(self->pool);
     memcpy(out->device, self->device, sizeof(out->device));
+    snprintf(out->kernels, sizeof(out->kernels), "%s", self->ops->name);
 }
 
 typedef struct {

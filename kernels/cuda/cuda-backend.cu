@@ -405,6 +405,8 @@ static void get_info(qk_backend *backend, qk_backend_info *out)
     out->name = "cuda";
     out->memory_total = self->memory_total;
     snprintf(out->device, sizeof(out->device), "%s", self->name);
+    snprintf(out->kernels, sizeof(out->kernels), "%s sm_%d", self->hopper ? "hopper" : "portable",
+        (int)self->capability);
     if (qkc_is_lost(self) || cudaSetDevice(self->device) != cudaSuccess)
         return;
     if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)

@@ -27,7 +27,7 @@ static qk_status estimate(
     const qk_shape *shape, bool tied, const qk_context_params *params, qk_sizes *model, qk_sizes *context)
 {
     *model = (qk_sizes){.device_bytes = 8ull << 30};
-    *context = (qk_sizes){.device_bytes = 1ull << 30};
+    *context = (qk_sizes){.device_bytes = (1ull << 30) + ((uint64_t)params->partial_max << 20)};
     return QK_OK;
 }
 

@@ -80,6 +80,19 @@ static void test_plan(void)
     g_assert_cmpuint(plan->kv, >, 0);
     g_assert_cmpuint(plan->kv_tokens * 4096, ==, plan->kv);
     g_assert_null(plan->problem);
+    g_assert_cmpuint(plan->workspace, ==, GIB);
+
+    /* The CPU for the device takes room for its results, a row of each span; the fake counts a MiB for one. */
+    qe_memory_plan_free(plan);
+    options.host_path = QE_HOST_PATH_CPU;
+    options.context_max = 2048;
+    plan = qe_plan_memory(&options, g_getenv("QUIRE_TEST_MODEL"), &error);
+    g_assert_no_error(error);
+    g_assert_cmpuint(plan->workspace, ==, GIB + (9 << 20));
+    qe_memory_plan_free(plan);
+    options.host_bytes_max = 1; /* without host pages there is nothing to attend to */
+    plan = qe_plan_memory(&options, g_getenv("QUIRE_TEST_MODEL"), &error);
+    g_assert_cmpuint(plan->workspace, ==, GIB);
 
     qe_memory_plan_free(plan);
     options.device = "GPU-other";

@@ -459,6 +459,40 @@ static void test_other_digest(void)
     scratch_free(dir);
 }
 
+/* Pages of other instructions have other bits: an engine finds those of its own kind alone, whether it was asked to be of
+ * that kind or is by itself. */
+static void test_other_kernels(void)
+{
+    char *dir = scratch(), error[160];
+    use_backend(false);
+    qk_backend *backend;
+    g_assert_cmpint(
+        qk_backend_open("cpu", &(qk_backend_options){.n_threads = 1}, &backend, error, sizeof error), ==,
+        QK_OK);
+    qk_backend_info info;
+    qk_backend_get_info(backend, &info);
+    qk_backend_free(backend);
+    bool is_reference = strcmp(info.kernels, "reference") == 0;
+    const struct {
+        const char *isa;
+        bool found;
+    } rounds[] = {{"reference", false}, {NULL, is_reference}, {"reference", true}, {info.kernels, true}};
+    g_autoptr(GArray) ids = et_some_ids(200, 42);
+    for (guint i = 0; i < G_N_ELEMENTS(rounds); i++) {
+        g_auto(et_result) r = {0};
+        qe_engine *engine = et_engine_new(&(qe_engine_options){
+            .host_bytes_max = 400 * PAGE_BYTES,
+            .isa = rounds[i].isa,
+            .disk_dir = dir,
+            .disk_bytes_max = QUOTA,
+        });
+        ask(engine, open_key(engine, "k"), ids, &r);
+        g_assert_cmpuint(r.receipt.n_restored_disk, ==, rounds[i].found ? 192 : 0);
+        qe_engine_free(engine);
+    }
+    scratch_free(dir);
+}
+
 /* No room: replies are what they are, and the tier says why it keeps less. */
 static void test_quota(void)
 {
@@ -782,6 +816,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/disk/edit", test_edit);
     g_test_add_func("/engine/disk/damage", test_damage);
     g_test_add_func("/engine/disk/other-digest", test_other_digest);
+    g_test_add_func("/engine/disk/other-kernels", test_other_kernels);
     g_test_add_func("/engine/disk/quota", test_quota);
     g_test_add_func("/engine/disk/little-memory", test_little_memory);
     g_test_add_func("/engine/disk/delete", test_delete);

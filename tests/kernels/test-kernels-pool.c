@@ -332,6 +332,21 @@ int main(void)
     tap_ok(info.is_host && info.n_threads == 2 && info.memory_total > 0 && info.memory_free > 0 &&
                strstr(info.device, "2 threads") != NULL,
         "%s", info.device);
+    static const char *const sets[] = {"reference", "avx2", "avx512"};
+    for (int i = 0; i < 3;
+         i++) { /* what runs is what was asked for; when nothing was, it is one of them too */
+        qk_backend *other;
+        if (qk_backend_open("cpu", &(qk_backend_options){.n_threads = 1, .isa = sets[i]}, &other, error,
+                sizeof(error)) != QK_OK)
+            continue;
+        qk_backend_info o;
+        qk_backend_get_info(other, &o);
+        tap_ok(strcmp(o.kernels, sets[i]) == 0, "kernels %s", o.kernels);
+        qk_backend_free(other);
+    }
+    tap_ok(strcmp(info.kernels, "reference") == 0 || strcmp(info.kernels, "avx2") == 0 ||
+               strcmp(info.kernels, "avx512") == 0,
+        "kernels by themselves: %s", info.kernels);
     test_buffers();
     test_copies();
     test_events();
