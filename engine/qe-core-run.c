@@ -419,6 +419,9 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
         .decode = item->decode,
         .samples = last && !request->is_eval,
     };
+    /* The step that draws token k of the reply, counted from 1, is one of the last n_profile. */
+    member.profile = item->decode && request->n_profile > 0 &&
+                     request->n_generated + request->n_unread + request->n_profile >= request->n_generate_max;
     if (request->is_eval) {
         uint32_t end = request->pos + item->n_rows;
         member.n_logits = end > request->eval_first ? MIN(item->n_rows, end - request->eval_first) : 0;
@@ -649,7 +652,21 @@ static void fail_numeric(qe_core *core, qe_request *request)
     qe_core_finish(core, request, QE_FINISH_ERROR, error);
 }
 
-static void apply_member(qe_core *core, const qe_step_member *m, const qk_result *result)
+static void add_profile(qe_profile *to, const qk_profile *from, double ms)
+{
+    to->n_steps++;
+    to->step_ms += ms;
+    to->embed_ms += from->ms[QK_PART_EMBED];
+    to->project_ms += from->ms[QK_PART_PROJECT];
+    to->kv_ms += from->ms[QK_PART_KV];
+    to->attend_ms += from->ms[QK_PART_ATTEND];
+    to->mlp_ms += from->ms[QK_PART_MLP];
+    to->head_ms += from->ms[QK_PART_HEAD];
+    to->sample_ms += from->ms[QK_PART_SAMPLE];
+    to->kv_in_attend = from->kv_in_attend;
+}
+
+static void apply_member(qe_core *core, const qe_step_member *m, const qk_result *result, double ms)
 {
     qe_request *request = m->request;
     if (request->epoch != m->epoch || request->state == QE_REQUEST_DONE)
@@ -676,6 +693,8 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
         return;
     }
     request->n_unread--;
+    if (m->profile && result->profile)
+        add_profile(&request->receipt.profile, result->profile, ms);
     const qk_output_result *output = &result->outputs[m->sample_output];
     if (m->wants_top)
         give_top(core, request, result->logits + (gsize)m->sample_output * vocab);
@@ -732,7 +751,7 @@ static void read_step(qe_core *core)
     for (uint32_t i = 0; i < done.n_members; i++) {
         const qe_step_member *m = &done.members[i];
         if (done.status == QK_OK)
-            apply_member(core, m, done.result);
+            apply_member(core, m, done.result, done.ms);
         else if (m->request->epoch != m->epoch || m->request->state == QE_REQUEST_DONE)
             continue;
         else if (done.status == QK_CANCELLED)

@@ -280,7 +280,10 @@ typedef struct {
     bool ignore_eos;         /* benchmarks */
     bool no_reuse;           /* prefill everything again (benchmarks, checks) */
     uint32_t n_top;          /* report the n largest logits after the prompt; QE_TOP_MAX at most */
-    qe_wakeup_fn wakeup;     /* this request has news; may be NULL */
+    /* The last n of max_tokens are decoded in steps that time their parts, for the receipt's profile (benchmarks). Such
+     * steps take longer; the first token of a reply is never one of them. */
+    uint32_t n_profile;
+    qe_wakeup_fn wakeup; /* this request has news; may be NULL */
     void *wakeup_user;
 } qe_generate_params;
 #define QE_TOP_MAX 1024
@@ -317,6 +320,17 @@ typedef enum {
 } qe_mismatch;
 const char *qe_mismatch_name(qe_mismatch mismatch);
 
+/* Where the time of decode steps went, in milliseconds, summed over the steps. A step with several sequences counts whole
+ * for each of them. */
+typedef struct {
+    uint32_t n_steps; /* 0: nothing was measured */
+    double step_ms; /* as the engine sees them, from submission or the end of the step before to the result */
+    double embed_ms, project_ms, kv_ms, attend_ms, mlp_ms, head_ms, sample_ms; /* as qk_part names them */
+    /* attend_ms has keys' and values' way into their pages too; kv_ms is the same work done once more by itself, and is
+     * not one of the parts that add up. */
+    bool kv_in_attend;
+} qe_profile;
+
 typedef struct {
     qe_cache_mode mode;
     uint32_t n_prompt; /* tokens of the whole timeline before the reply */
@@ -335,6 +349,7 @@ typedef struct {
     double restore_ms;                                      /* from admission until the pages were back */
     double queue_ms, first_token_ms, prefill_ms, decode_ms; /* first_token_ms: from the call */
     double prefill_tokens_per_s, decode_tokens_per_s;
+    qe_profile profile; /* of the request's n_profile */
     uint64_t seed;
 } qe_receipt;
 

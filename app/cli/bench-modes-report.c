@@ -205,6 +205,57 @@ print_turns (const ModesTable *table, const ModesAgainst *against, uint32_t leng
     }
 }
 
+/* The article's four parts of a decode step, in ms a token, and what the step took besides. */
+typedef struct
+{
+  double step, kv, attention, of_it_pages, mlp, sampling, rest;
+} Parts;
+
+static Parts
+parts_of (const qe_profile *p)
+{
+  double n = p->n_steps;
+  Parts parts = {
+    .step = p->step_ms / n,
+    .kv = p->kv_ms / n,
+    .attention = (p->project_ms + p->attend_ms) / n,
+    .of_it_pages = p->attend_ms / n,
+    .mlp = (p->embed_ms + p->mlp_ms + p->head_ms) / n,
+    .sampling = p->sample_ms / n,
+  };
+
+  /* The KV update by itself is measured beside the attention that has it too, so the step took it twice. */
+  parts.rest = parts.step - parts.kv - parts.attention - parts.mlp - parts.sampling;
+  return parts;
+}
+
+static void
+print_parts (const ModesTable *table, uint32_t length)
+{
+  gboolean twice = FALSE, any = FALSE;
+
+  for (guint i = 0; i < table->cells->len; i++)
+    {
+      const ModesCell *c = g_ptr_array_index (table->cells, i);
+      Parts p;
+
+      if (c->length != length || c->profile.n_steps == 0)
+        continue;
+      if (!any)
+        printf ("%-12s %9s %9s %9s %9s %9s %9s %9s\n", "mode", "step ms", "KV update", "attention",
+                "(pages)", "emb+MLP", "sampling", "rest");
+      p = parts_of (&c->profile);
+      any = TRUE;
+      twice |= c->profile.kv_in_attend;
+      printf ("%-12s %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f\n", c->mode->name, p.step, p.kv,
+              p.attention, p.of_it_pages, p.mlp, p.sampling, p.rest);
+    }
+  if (twice)
+    puts ("The attention's kernel updates the KV too: its time is in attention; KV update is the "
+          "same "
+          "work done once more by itself, and the step took both.");
+}
+
 static void
 print_agreement (const ModesTable *table, const ModesCell *c)
 {
@@ -273,7 +324,13 @@ modes_print_text (const ModesTable *table, const ModesAgainst *against)
         "host, disk: brought back from there.");
   if (against->name != NULL)
     printf ("*: reduction against %s with one prompt of the same length.\n", against->name);
-  puts ("KV update, attention, embedding and MLP, sampling: " MODES_NOT_MEASURED ".");
+  if (table->n_profile > 0)
+    printf (
+        "Parts of a decode step: mean of %u steps behind the last turn's, which time themselves "
+        "and "
+        "so take longer than those of ms/token. attention: QKV, pages and O; (pages): of it, over "
+        "the pages. emb+MLP: the output layer too. rest: launches and the host.\n",
+        table->n_profile);
   for (guint i = 0; i < table->cells->len; i++)
     {
       const ModesCell *cell = g_ptr_array_index (table->cells, i);
@@ -286,6 +343,7 @@ modes_print_text (const ModesTable *table, const ModesAgainst *against)
       printf ("\n%u tokens\n", cell->length);
       print_turns (table, against, cell->length);
       print_peaks (table, against, cell->length);
+      print_parts (table, cell->length);
     }
   if (!table->complete)
     puts ("\nNot all was measured: the time limit came first. Go on with the same command.");
@@ -312,6 +370,23 @@ append_csv_text (GString *line, const char *text)
       g_string_append_c (line, *text);
     }
   g_string_append_c (line, '"');
+}
+
+/* On a cell's last line. */
+static void
+append_csv_parts (GString *line, const qe_profile *profile)
+{
+  Parts p = { NAN, NAN, NAN, NAN, NAN, NAN, NAN };
+
+  if (profile != NULL && profile->n_steps > 0)
+    p = parts_of (profile);
+  append_csv_number (line, p.step, 4);
+  append_csv_number (line, p.kv, 4);
+  append_csv_number (line, p.attention, 4);
+  append_csv_number (line, p.of_it_pages, 4);
+  append_csv_number (line, p.mlp, 4);
+  append_csv_number (line, p.sampling, 4);
+  append_csv_number (line, p.rest, 4);
 }
 
 static void
@@ -354,6 +429,7 @@ print_csv_line (const ModesTable *table, const ModesAgainst *against, const Mode
   append_csv_number (line, r.first_against, 2);
   append_csv_number (line, r.e2e_against, 2);
   append_csv_number (line, t != NULL ? peak_against (table, &b, c) : NAN, 2);
+  append_csv_parts (line, t != NULL && k + 1 == c->turns->len ? &c->profile : NULL);
   append_csv_text (line, c->note);
   puts (line->str);
 }
@@ -366,7 +442,8 @@ modes_print_csv (const ModesTable *table, const ModesAgainst *against)
         "peak_gpu_bytes,peak_host_bytes,peak_disk_bytes,first_token_less_than_rebuild_percent,"
         "e2e_less_than_rebuild_percent,peak_less_than_rebuild_percent,"
         "first_token_less_than_against_percent,e2e_less_than_against_percent,"
-        "peak_less_than_against_percent,note");
+        "peak_less_than_against_percent,parts_step_ms,kv_update_ms,attention_ms,"
+        "attention_pages_ms,embedding_mlp_ms,sampling_ms,rest_ms,note");
   for (guint i = 0; i < table->cells->len; i++)
     {
       const ModesCell *c = g_ptr_array_index (table->cells, i);
@@ -388,6 +465,31 @@ append_members (GString *json, const char *const names[], const double values[],
     }
 }
 
+/* Of one step, in ms; null when none was measured. */
+static void
+append_parts (GString *json, const qe_profile *profile)
+{
+  static const char *const names[]
+      = { "step_ms",          "kv_update_ms", "attention_ms", "attention_pages_ms",
+          "embedding_mlp_ms", "sampling_ms",  "rest_ms" };
+  Parts p;
+
+  if (profile->n_steps == 0)
+    {
+      g_string_append (json, "null");
+      return;
+    }
+  p = parts_of (profile);
+  const double values[] = { p.step, p.kv, p.attention, p.of_it_pages, p.mlp, p.sampling, p.rest };
+  for (gsize i = 0; i < G_N_ELEMENTS (names); i++)
+    {
+      g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "{", names[i]);
+      cli_json_append_number (json, values[i], 4);
+    }
+  g_string_append_printf (json, ", \"kv_update_also_in_attention\": %s}",
+                          profile->kv_in_attend ? "true" : "false");
+}
+
 static void
 append_comparison (GString *json, const ModesTable *table, const ModesAgainst *against,
                    const ModesCell *c)
@@ -402,6 +504,8 @@ append_comparison (GString *json, const ModesTable *table, const ModesAgainst *a
   g_string_append_printf (json, "{\"tokens\": %u, \"mode\": \"%s\", \"exact\": %s, ", c->length,
                           c->mode->name, c->mode->exact ? "true" : "false");
   append_members (json, peak_names, peaks, G_N_ELEMENTS (peaks));
+  g_string_append (json, ", \"breakdown\": ");
+  append_parts (json, &c->profile);
   g_string_append (json, ", \"turns\": [");
   for (guint k = 0; k < c->turns->len; k++)
     {
@@ -436,8 +540,7 @@ modes_print_json (const ModesTable *table, const ModesAgainst *against)
   g_string_append (json, ", \"device\": ");
   cli_json_append_string (json, table->device, -1);
   g_string_append_printf (json,
-                          ", \"gen\": %u, \"new\": %u, \"complete\": %s, \"peak_memory\": \"%s\", "
-                          "\"breakdown\": null, \"breakdown_note\": \"" MODES_NOT_MEASURED "\"",
+                          ", \"gen\": %u, \"new\": %u, \"complete\": %s, \"peak_memory\": \"%s\"",
                           table->n_tokens, table->n_new, table->complete ? "true" : "false",
                           table->on_card ? "process" : "kv");
   g_string_append (json, ", \"against\": ");

@@ -7,7 +7,6 @@
 G_BEGIN_DECLS
 
 #define MODES_TURNS_MAX 64
-#define MODES_NOT_MEASURED "not measured: the backends keep no time of a step's parts"
 
 /* Columns of the table: the cache modes, and the article's preset of one. */
 typedef struct
@@ -45,7 +44,8 @@ typedef struct
   GPtrArray *turns;     /* ModesTurn */
   guint64 peak_process; /* of the card's memory; 0: no card, or unknown */
   guint64 peak_used[QE_N_TIERS], peak_reserved[QE_N_TIERS];
-  guint64 peak_kv; /* used in all tiers at one time */
+  guint64 peak_kv;    /* used in all tiers at one time */
+  qe_profile profile; /* of steps behind the last turn's; n_steps 0: none was measured */
   double seconds;
 } ModesCell;
 
@@ -60,7 +60,8 @@ typedef struct
   char *model, *backend, *device; /* owned */
   gboolean on_card;
   guint n_tokens, n_new, n_turns; /* options */
-  GPtrArray *cells;               /* ModesCell, in order of measurement */
+  guint n_profile;
+  GPtrArray *cells; /* ModesCell, in order of measurement */
   gboolean complete;
 } ModesTable;
 

@@ -6,6 +6,9 @@
  * ids, the same in every mode. First token: the receipt's, from the call. End to end: from the call until the client has
  * the last token.
  *
+ * Behind the last turn's tokens come some more, whose steps time their parts (KV update, attention, embedding and MLP,
+ * sampling): they are in none of the other figures.
+ *
  *  1. Rows are counted by the engine's receipt: a mode that computes new tokens alone must report exactly the turn's new
  *     tokens, and one more from the second turn on: the last token of a reply has not been through the model yet. A mode
  *     that keeps nothing must report the whole prompt. Anything else fails the cell.
@@ -35,7 +38,7 @@ typedef struct
   CliEngineOptions engine;
   CliCacheOptions cache;
   char *lengths, *modes, *against, *resume;
-  int turns, tokens, new_tokens;
+  int turns, tokens, new_tokens, profile;
   double time_limit;
   gboolean json, csv;
 } Options;
@@ -139,13 +142,14 @@ see_card (ModesCell *cell, qe_engine *engine)
 
 /* ---- One turn ---- */
 
-/* Until the reply is whole. Its ids are in @turn. */
+/* Until the reply is whole. Its first @n_tokens ids are in @turn, and *receipt is of the time when they were there, but
+ * for its profile, which is of those behind them. *e2e_ms: from @begin until then. */
 static gboolean
-follow (qe_request *request, qe_engine *engine, ModesCell *cell, ModesTurn *turn,
-        qe_receipt *receipt, GError **error)
+follow (qe_request *request, qe_engine *engine, ModesCell *cell, guint n_tokens, ModesTurn *turn,
+        qe_receipt *receipt, gint64 begin, double *e2e_ms, GError **error)
 {
   gint64 next_look = 0;
-  gboolean ok = TRUE;
+  gboolean ok = TRUE, whole = FALSE;
 
   for (gboolean done = FALSE; !done;)
     {
@@ -156,7 +160,14 @@ follow (qe_request *request, qe_engine *engine, ModesCell *cell, ModesTurn *turn
         {
           if (update.n_ids > 0)
             g_array_append_vals (turn->ids, update.ids, update.n_ids);
-          *receipt = update.receipt;
+          if (!whole)
+            *receipt = update.receipt;
+          if (!whole && turn->ids->len >= n_tokens)
+            {
+              whole = TRUE;
+              *e2e_ms = (double)(g_get_monotonic_time () - begin) / 1000;
+            }
+          receipt->profile = update.receipt.profile;
           done = update.state == QE_REQUEST_DONE;
           ok = !done || update.finish == QE_FINISH_LENGTH;
           if (!ok && update.error != NULL)
@@ -174,6 +185,8 @@ follow (qe_request *request, qe_engine *engine, ModesCell *cell, ModesTurn *turn
           next_look = g_get_monotonic_time () + SNAPSHOT_EVERY_US;
         }
     }
+  if (turn->ids->len > n_tokens)
+    g_array_set_size (turn->ids, n_tokens);
   return ok;
 }
 
@@ -195,18 +208,22 @@ check_rows (const Modes *m, const ModesCell *cell, const ModesTurn *t, guint tur
 
 static gboolean
 run_turn (const Modes *m, qe_engine *engine, qe_session_id session, ModesCell *cell, GArray *ids,
-          guint k, GError **error)
+          guint k, gboolean last, GError **error)
 {
   g_autoptr (qe_request) request = NULL;
   qe_generate_params params;
   qe_receipt r = { 0 };
   ModesTurn *turn = modes_cell_add_turn (cell);
+  guint n_tokens = (guint)m->options->tokens, n_profile = last ? (guint)m->options->profile : 0;
   gint64 begin = g_get_monotonic_time ();
+  double e2e_ms = 0;
 
-  cli_bench_params (m->info, session, ids, (uint32_t)m->options->tokens, &params);
+  cli_bench_params (m->info, session, ids, n_tokens + n_profile, &params);
+  params.n_profile = n_profile;
   request = qe_engine_generate (engine, &params, error);
-  if (request == NULL || !follow (request, engine, cell, turn, &r, error))
+  if (request == NULL || !follow (request, engine, cell, n_tokens, turn, &r, begin, &e2e_ms, error))
     return FALSE;
+  cell->profile = r.profile;
   *turn = (ModesTurn){
     .ids = turn->ids,
     .n_prompt = r.n_prompt,
@@ -219,7 +236,7 @@ run_turn (const Modes *m, qe_engine *engine, qe_session_id session, ModesCell *c
     .first_token_ms = r.first_token_ms,
     .restore_ms = r.restore_ms,
     .ms_per_token = r.decode_tokens_per_s > 0 ? 1000 / r.decode_tokens_per_s : 0,
-    .e2e_ms = (double)(g_get_monotonic_time () - begin) / 1000,
+    .e2e_ms = e2e_ms,
   };
   see_next (cell, engine);
   if (turn->n_prompt != ids->len)
@@ -294,7 +311,7 @@ converse (const Modes *m, qe_engine *engine, ModesCell *cell, uint32_t n_prompt,
     {
       cli_bench_fill_ids (&random, m->info->vocab, ids,
                           k == 0 ? n_prompt : (guint)m->options->new_tokens);
-      ok = run_turn (m, engine, session, cell, ids, k, error);
+      ok = run_turn (m, engine, session, cell, ids, k, k + 1 == n_turns, error);
     }
   if (ok && m->table.on_card)
     see_card (cell, engine);
@@ -306,7 +323,7 @@ converse (const Modes *m, qe_engine *engine, ModesCell *cell, uint32_t n_prompt,
 static uint32_t
 plan_cell (const Modes *m, ModesCell *cell, guint n_turns)
 {
-  uint64_t rest = (uint64_t)n_turns * (uint64_t)m->options->tokens
+  uint64_t rest = (uint64_t)n_turns * (uint64_t)m->options->tokens + (uint64_t)m->options->profile
                   + (uint64_t)(n_turns - 1) * (uint64_t)m->options->new_tokens;
   g_autofree char *note = NULL, *needed = NULL, *device = NULL, *host = NULL;
   qe_cache_config config;
@@ -457,10 +474,12 @@ describe_setup (const Modes *m)
   const qe_cache_config *c = &m->cache;
   g_autoptr (GString) s = g_string_new (NULL);
 
-  g_string_append_printf (
-      s, "%s, %" G_GUINT64_FORMAT " parameters, %s, %s; %d tokens, %d new, %d turns", m->info->name,
-      m->info->n_params, m->plan->backend, m->plan->device, m->options->tokens,
-      m->options->new_tokens, m->options->turns);
+  g_string_append_printf (s,
+                          "%s, %" G_GUINT64_FORMAT
+                          " parameters, %s, %s; %d tokens, %d new, %d turns, %d timed by parts",
+                          m->info->name, m->info->n_params, m->plan->backend, m->plan->device,
+                          m->options->tokens, m->options->new_tokens, m->options->turns,
+                          m->options->profile);
   g_string_append_printf (s, "; pages %u, recent %u, hot %u, offload %d, shared %d",
                           c->max_cache_size, c->gpu_max_length, c->hot_cache_length,
                           c->offload_to_cpu, c->use_cache);
@@ -521,6 +540,9 @@ check_numbers (const Options *o, int *status)
   else if (o->new_tokens < 1 || o->new_tokens > TOKENS_MAX)
     *status
         = cli_fail (CLI_USAGE, "--new: expected 1 to %d, found “%d”", TOKENS_MAX, o->new_tokens);
+  else if (o->profile < 0 || o->profile > TOKENS_MAX)
+    *status
+        = cli_fail (CLI_USAGE, "--profile: expected 0 to %d, found “%d”", TOKENS_MAX, o->profile);
   else if (!(o->time_limit >= 0 && o->time_limit <= 1e9))
     *status = cli_fail (CLI_USAGE, "--time-limit: expected seconds from 0 (none), found “%g”",
                         o->time_limit);
@@ -573,6 +595,7 @@ prepare (Modes *m, GError **error)
   m->table.n_tokens = (guint)o->tokens;
   m->table.n_new = (guint)o->new_tokens;
   m->table.n_turns = (guint)o->turns;
+  m->table.n_profile = (guint)o->profile;
   m->table.setup = describe_setup (m);
   return TRUE;
 }
@@ -620,7 +643,7 @@ run (const Options *o)
 int
 cli_bench_modes (int argc, char **argv)
 {
-  Options o = { .turns = 4, .tokens = 256, .new_tokens = 128 };
+  Options o = { .turns = 4, .tokens = 256, .new_tokens = 128, .profile = 16 };
   GOptionEntry entries[] = {
     { "modes", 0, 0, G_OPTION_ARG_STRING, &o.modes,
       "Some of rebuild, paged, session, tiered, article, tiered-int8 (default: all)", "LIST" },
@@ -631,6 +654,9 @@ cli_bench_modes (int argc, char **argv)
     { "tokens", 0, 0, G_OPTION_ARG_INT, &o.tokens, "Tokens decoded in a turn (default: 256)", "N" },
     { "new", 0, 0, G_OPTION_ARG_INT, &o.new_tokens,
       "New tokens of every turn but the first (default: 128)", "N" },
+    { "profile", 0, 0, G_OPTION_ARG_INT, &o.profile,
+      "Tokens behind the last turn's whose steps are timed by parts, 0 for none (default: 16)",
+      "N" },
     { "against", 0, 0, G_OPTION_ARG_FILENAME, &o.against,
       "Figures of another program: {\"name\", \"rows\": [{\"tokens\", \"first_token_ms\", "
       "\"e2e_ms\", \"peak_bytes\"}]}",

@@ -343,7 +343,7 @@ def bench_modes_measures_all_modes():
     d = json.loads(ok(*SMALL, "--gpu-max-length", "64", "--json"))
     cells = {(c["tokens"], c["mode"]): c for c in d["cells"]}
     assert list(cells) == [(n, m) for n in (64, 256) for m in MODES]
-    assert d["complete"] and d["breakdown"] is None and "not measured" in d["breakdown_note"]
+    assert d["complete"]
     for (n, mode), c in cells.items():
         assert c["state"] == "done", c
         prompts = [n, n + 13, n + 26]
@@ -361,6 +361,11 @@ def bench_modes_measures_all_modes():
     assert all(t["on_host"] == 0 for t in cells[256, "session"]["turns"])
     assert cells[256, "tiered-int8"]["peak_kv_bytes"] < 0.7 * cells[256, "tiered"]["peak_kv_bytes"]
     for c in d["comparisons"]:
+        b = c["breakdown"]
+        parts = [b[k] for k in ("kv_update_ms", "attention_ms", "embedding_mlp_ms", "sampling_ms")]
+        assert min(parts) > 0 and b["attention_ms"] > b["attention_pages_ms"] > 0, b
+        assert abs(sum(parts) + b["rest_ms"] - b["step_ms"]) < 0.001 and b["rest_ms"] > 0, b
+        assert cells[c["tokens"], c["mode"]]["profile"]["steps"] == 16
         if c["exact"] and c["mode"] != "rebuild" and d["peak_memory"] == "kv":
             assert c["agreement"] == {"with": "rebuild", "turns": 3, "same": True, "turn": -1, "token": -1}, c
         if c["mode"] == "rebuild":
@@ -389,13 +394,14 @@ def bench_modes_resumes():
         assert again["complete"] and [float(r["e2e_ms"]) for r in rows] == [
             t["e2e_ms"] for c in again["cells"] for t in c["turns"]]
         text = ok(*few, "--against", against)
-        assert "another" in text and "not measured" in text and "as rebuild in 3 turns" in text
+        assert "another" in text and "sampling" in text and "as rebuild in 3 turns" in text
         # "9000" is past the shipped model's context.
+        assert "sampling" not in ok(*SMALL, "--modes", "paged", "--lengths", "64", "--profile", "0")
         out = ok(*few, "--lengths", "64,9000")
         assert out.count("does not fit: the context is 8192 tokens") == 2, out
         fails(2, *few, "--new", "6", says=["--resume", kept, "5 new", "6 new"])
         for text, word in (("{", "kept.json"), ("[]", "object"), ("{}", "version"), ("[" * 1000, "deep"),
-                           ('{"version": 1, "setup": 3}', "expected")):
+                           ('{"version": 2, "setup": 3}', "expected")):
             with open(kept, "w") as f:
                 f.write(text)
             rc, _, err = run(*few)
@@ -410,7 +416,7 @@ def bench_modes_resumes():
 @test
 def bench_modes_refuses():
     for option, value in (("--turns", "0"), ("--tokens", "1"), ("--new", "0"), ("--lengths", "64,x"), ("--lengths", ""),
-                          ("--lengths", "0"), ("--modes", "session,fast"), ("--modes", "paged,paged"),
+                          ("--lengths", "0"), ("--modes", "session,fast"), ("--modes", "paged,paged"), ("--profile", "-1"),
                           ("--time-limit", "-1"), ("--cache-mode", "paged"), ("--block-size", "8")):
         fails(2, *SMALL, option, value, says=[option, value.split(",")[-1]])
     fails(2, *SMALL, "--article", says=["--article", "--modes"])
