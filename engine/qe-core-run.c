@@ -501,6 +501,48 @@ static bool pick_kind(qe_core *core, candidate *candidates, qe_sched_item *items
     return heavy;
 }
 
+#define SYNTHETIC_PAGES 128u /* filled in a round */
+
+/* The next pages of a synthetic session's prompt. They count as computed. */
+static bool fill_synthetic(qe_core *core, qe_request *request)
+{
+    qe_timeline *t = request->timeline;
+    uint32_t end = (request->n_prompt - 1) / QK_PAGE_TOKENS * QK_PAGE_TOKENS;
+    uint32_t n = MIN(end - request->pos, SYNTHETIC_PAGES * QK_PAGE_TOKENS), epoch = request->epoch;
+    GError *error = NULL;
+    if (!ensure_pages(core, request, request->pos + n) || request->epoch != epoch)
+        return false;
+    if (!qe_core_write_synthetic(core, t, request->pos / QK_PAGE_TOKENS, n / QK_PAGE_TOKENS, &error)) {
+        qe_core_finish(core, request, QE_FINISH_ERROR, error);
+        return false;
+    }
+    qe_session_commit(t->session, n);
+    request->pos += n;
+    request->receipt.n_synthetic += n;
+    request->receipt.n_new -= n;
+    qe_core_enforce_cap(core, t);
+    t->n_computed = MAX(t->n_computed, request->pos);
+    report(request);
+    return true;
+}
+
+/* Fills of one request that waits for it; *filled: pages were. false: none waits. */
+static bool fill_any(qe_core *core, bool *filled)
+{
+    for (guint i = 0; i < core->running->len; i++) {
+        qe_request *r = core->running->pdata[i];
+        if (!r->timeline->synthetic || r->is_eval || is_paused(r) || is_restoring(r) || r->n_generated > 0 ||
+            r->receipt.n_reused > 0 || r->pos % QK_PAGE_TOKENS != 0 || r->pos != r->receipt.n_synthetic ||
+            r->pos + QK_PAGE_TOKENS >= r->n_prompt)
+            continue;
+        qe_request_ref(r);
+        *filled = fill_synthetic(core, r);
+        qe_request_unref(r);
+        return true;
+    }
+    return false;
+}
+
 static bool submit_step(qe_core *core)
 {
     candidate candidates[QE_RUNNING_MAX];
@@ -510,6 +552,9 @@ static bool submit_step(qe_core *core)
 
     if (qe_steps_n_in_flight(core->steps) == 2)
         return false;
+    bool filled;
+    if (fill_any(core, &filled))
+        return filled && !core->lost;
     for (guint i = 0; i < core->running->len; i++) {
         qe_request *r = core->running->pdata[i];
         if (next_rows(r, &candidates[n], &items[n])) {

@@ -41,13 +41,14 @@ static qe_cache_mode resolve(const qe_core *core, const qe_cache_config *config)
     }
 }
 
-static qe_session_policy policy_of(const qe_core *core, const qe_cache_config *config, qe_cache_mode mode)
+static qe_session_policy policy_of(
+    const qe_core *core, const qe_timeline *t, const qe_cache_config *config, qe_cache_mode mode)
 {
     uint32_t cap = config->gpu_max_length + config->hot_cache_length;
     bool keeps = mode != QE_CACHE_REBUILD && mode != QE_CACHE_PAGED;
     return (qe_session_policy){
         .contiguous = mode == QE_CACHE_REBUILD,
-        .shared = keeps && config->use_cache,
+        .shared = keeps && config->use_cache && !t->synthetic,
         .tiered = is_tiered(mode) && core->pools[0] && qe_kv_pool_has_host(core->pools[0]) &&
                   config->offload_to_cpu,
         .device_tokens_max = is_tiered(mode) ? cap : 0,
@@ -75,7 +76,7 @@ void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *c
         t->mode_changed |= t->mode != QE_CACHE_AUTO && qe_session_n_ids(t->session) > 0;
     }
     t->mode = mode;
-    qe_session_policy policy = policy_of(core, config, mode);
+    qe_session_policy policy = policy_of(core, t, config, mode);
     qe_session_set_policy(t->session, &policy);
 }
 

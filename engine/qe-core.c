@@ -106,6 +106,7 @@ static qk_status load_weights(qe_core *core, qk_progress_fn progress, void *user
 static void free_device(qe_core *core)
 {
     g_clear_pointer(&core->steps, qe_steps_free);
+    qe_core_drop_synthetic(core);
     g_clear_pointer(&core->context, qk_context_free);
     g_clear_pointer(&core->attender, qk_host_attender_free);
     g_clear_pointer(&core->device_model, qk_model_free);
@@ -501,13 +502,14 @@ static qe_timeline *find_timeline(qe_core *core, uint64_t id)
 }
 
 static qe_timeline *adopt_session(
-    qe_core *core, uint64_t id, qe_session *session, const qe_cache_config *cache)
+    qe_core *core, uint64_t id, qe_session *session, const qe_cache_config *cache, bool synthetic)
 {
     qe_timeline *t = g_new0(qe_timeline, 1);
     t->id = id;
     t->session = session;
     t->last_used = ++core->clock;
     t->cache = *cache;
+    t->synthetic = synthetic; /* before its policy could name a page */
     t->kv_class = qe_session_pool(session) == core->pools[1];
     if (!core->lost)
         qe_core_apply_cache(core, t, cache);
@@ -520,14 +522,15 @@ qe_timeline *qe_core_add_timeline(qe_core *core, uint64_t id, const qe_cache_con
 {
     qe_cache_config defaults;
     qe_cache_config_init(&defaults);
-    return adopt_session(core, id, qe_session_new(core->pools[0], id), cache ? cache : &defaults);
+    return adopt_session(core, id, qe_session_new(core->pools[0], id), cache ? cache : &defaults, false);
 }
 
-void qe_core_open(qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key)
+void qe_core_open(
+    qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key, bool synthetic)
 {
     if (!core->pools[0])
         return;
-    qe_timeline *t = qe_core_add_timeline(core, id, cache);
+    qe_timeline *t = adopt_session(core, id, qe_session_new(core->pools[0], id), cache, synthetic);
     t->disk_key = g_strdup(disk_key);
     qe_core_disk_update(core, t);
     if (cache->mode == QE_CACHE_TIERED_INT8 && !core->pools[1])
@@ -578,7 +581,7 @@ void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent_id, uint
             qe_core_lose(core, error->message);
         session = fork_ids(core, id, parent->session, n_tokens);
     }
-    qe_timeline *t = adopt_session(core, id, session, &parent->cache);
+    qe_timeline *t = adopt_session(core, id, session, &parent->cache, parent->synthetic);
     t->n_computed = MIN(parent->n_computed, n_tokens);
 }
 

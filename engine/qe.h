@@ -213,6 +213,10 @@ typedef struct {
     /* The conversation's name in the disk tier: UTF-8, at most 128 bytes, one open session at a time; NULL: it is not kept
      * there. Kept are the full pages of tiered sessions that use the cache (use_cache); int8 pages are not. */
     const char *disk_key;
+    /* Benchmarks: of a generated reply's prompt that finds nothing cached, the pages before its last token are filled with
+     * random K and V instead of being computed, so that decoding can be timed at lengths whose prompt takes too long. What
+     * it says means nothing. Needs use_cache false and no disk_key: nobody else finds such a page. */
+    bool synthetic;
 } qe_session_options;
 void qe_session_options_init(qe_session_options *options);
 /* As above, with a cache mode of its own. QE_ERROR_INVALID for a config that qe_cache_config_check() refuses. */
@@ -337,9 +341,10 @@ typedef struct {
     uint32_t n_reused; /* of those, whose KV was there, in whatever tier */
     uint32_t n_shared; /* of the reused, those computed by another conversation and found by their ids */
     uint32_t n_restored_host,
-        n_restored_disk; /* of the reused, those brought back to the device for this turn */
-    uint32_t n_on_host;  /* of the reused, those attended to where they are, in host memory */
-    uint32_t n_new;      /* prefilled now: n_prompt - n_reused */
+        n_restored_disk;  /* of the reused, those brought back to the device for this turn */
+    uint32_t n_on_host;   /* of the reused, those attended to where they are, in host memory */
+    uint32_t n_new;       /* prefilled now: n_prompt - n_reused - n_synthetic */
+    uint32_t n_synthetic; /* filled with random K and V: a synthetic session's */
     uint32_t
         n_recomputed; /* known tokens computed again (stripped reasoning, dropped pages, recovery, a pause for pages) */
     uint32_t n_generated;

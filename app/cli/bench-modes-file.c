@@ -78,11 +78,12 @@ modes_table_find (const ModesTable *table, uint32_t length, const ModesMode *mod
 static void
 append_turn (GString *json, const ModesTurn *t, gboolean with_ids)
 {
-  g_string_append_printf (json,
-                          "{\"prompt\": %u, \"new\": %u, \"reused\": %u, \"restored_host\": %u, "
-                          "\"restored_disk\": %u, \"on_host\": %u, \"recomputed\": %u",
-                          t->n_prompt, t->n_new, t->n_reused, t->n_restored_host,
-                          t->n_restored_disk, t->n_on_host, t->n_recomputed);
+  g_string_append_printf (
+      json,
+      "{\"prompt\": %u, \"new\": %u, \"reused\": %u, \"restored_host\": %u, "
+      "\"restored_disk\": %u, \"on_host\": %u, \"recomputed\": %u, \"synthetic\": %u",
+      t->n_prompt, t->n_new, t->n_reused, t->n_restored_host, t->n_restored_disk, t->n_on_host,
+      t->n_recomputed, t->n_synthetic);
   const struct
   {
     const char *name;
@@ -94,7 +95,9 @@ append_turn (GString *json, const ModesTurn *t, gboolean with_ids)
   for (gsize i = 0; i < G_N_ELEMENTS (times); i++)
     {
       g_string_append_printf (json, ", \"%s\": ", times[i].name);
-      cli_json_append_number (json, times[i].value, 4);
+      /* A filled turn's zeros are no times; on file they stay what they are. */
+      cli_json_append_number (
+          json, !with_ids && t->n_synthetic > 0 && times[i].value == 0 ? NAN : times[i].value, 4);
     }
   if (with_ids)
     {
@@ -287,7 +290,8 @@ read_turn (const Reader *r, JsonObject *object, ModesTurn *t)
                  { "restored_host", &t->n_restored_host },
                  { "restored_disk", &t->n_restored_disk },
                  { "on_host", &t->n_on_host },
-                 { "recomputed", &t->n_recomputed } };
+                 { "recomputed", &t->n_recomputed },
+                 { "synthetic", &t->n_synthetic } };
   const struct
   {
     const char *name;

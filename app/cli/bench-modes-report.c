@@ -111,6 +111,7 @@ static Agreement
 agreement_of (const ModesTable *table, const ModesCell *cell)
 {
   Agreement a = { NULL, 0, -1, -1 };
+  guint n;
 
   for (gsize i = 0; i < MODES_N && a.base == NULL; i++)
     {
@@ -123,7 +124,11 @@ agreement_of (const ModesTable *table, const ModesCell *cell)
     a.base = NULL;
   if (a.base == NULL)
     return a;
-  for (guint i = 0; i < MIN (cell->turns->len, a.base->turns->len) && a.turn < 0; i++)
+  /* With synthetic pages, modes that keep nothing fill later turns' new tokens too, which the others compute. */
+  n = MIN (cell->turns->len, a.base->turns->len);
+  if (table->synthetic)
+    n = MIN (n, 1);
+  for (guint i = 0; i < n && a.turn < 0; i++)
     {
       a.position = modes_first_difference (g_ptr_array_index (cell->turns, i),
                                            g_ptr_array_index (a.base->turns, i));
@@ -190,9 +195,13 @@ print_turns (const ModesTable *table, const ModesAgainst *against, uint32_t leng
           const ModesTurn *t = g_ptr_array_index (c->turns, k);
           TurnReductions r = reduce_turn (&b, t, k);
 
-          printf ("%-12s %4u %7u %7u %7u %7u %7u %7u %11.2f %11.2f %9.3f", c->mode->name, k + 1,
-                  t->n_prompt, t->n_new, t->n_reused, t->n_on_host, t->n_restored_host,
-                  t->n_restored_disk, t->first_token_ms, t->e2e_ms, t->ms_per_token);
+          printf ("%-12s %4u %7u %7u %7u %7u %7u %7u", c->mode->name, k + 1, t->n_prompt, t->n_new,
+                  t->n_reused, t->n_on_host, t->n_restored_host, t->n_restored_disk);
+          if (t->n_synthetic > 0)
+            printf (" %11s %11s", "synthetic", "-");
+          else
+            printf (" %11.2f %11.2f", t->first_token_ms, t->e2e_ms);
+          printf (" %9.3f", t->ms_per_token);
           print_percent (r.first_rebuild, 9);
           print_percent (r.e2e_rebuild, 9);
           if (against->name != NULL)
@@ -205,7 +214,8 @@ print_turns (const ModesTable *table, const ModesAgainst *against, uint32_t leng
     }
 }
 
-/* The article's four parts of a decode step, in ms a token, and what the step took besides. */
+/* The article's four parts of a decode step, in ms a token, and what the step took besides. The engine's time of a step
+ * begins when it read the one before, which may have ended earlier: the rest can come out a little below zero. */
 typedef struct
 {
   double step, kv, attention, of_it_pages, mlp, sampling, rest;
@@ -324,6 +334,10 @@ modes_print_text (const ModesTable *table, const ModesAgainst *against)
         "host, disk: brought back from there.");
   if (against->name != NULL)
     printf ("*: reduction against %s with one prompt of the same length.\n", against->name);
+  if (table->synthetic)
+    puts ("SYNTHETIC: first prompts were not computed; random pages stand in their place. Only "
+          "what comes behind "
+          "them is measured.");
   if (table->n_profile > 0)
     printf (
         "Parts of a decode step: mean of %u steps behind the last turn's, which time themselves "
@@ -401,16 +415,16 @@ print_csv_line (const ModesTable *table, const ModesAgainst *against, const Mode
   g_string_append_printf (line, "%u,%s,%s,", c->length, c->mode->name, states[c->state]);
   if (t != NULL)
     {
-      g_string_append_printf (line, "%u,%u,%u,%u,%u,%u,%u,%u", k + 1, t->n_prompt, t->n_new,
+      g_string_append_printf (line, "%u,%u,%u,%u,%u,%u,%u,%u,%u", k + 1, t->n_prompt, t->n_new,
                               t->n_reused, t->n_restored_host, t->n_restored_disk, t->n_on_host,
-                              t->n_recomputed);
-      append_csv_number (line, t->first_token_ms, 4);
-      append_csv_number (line, t->e2e_ms, 4);
+                              t->n_recomputed, t->n_synthetic);
+      append_csv_number (line, t->n_synthetic > 0 ? NAN : t->first_token_ms, 4);
+      append_csv_number (line, t->n_synthetic > 0 ? NAN : t->e2e_ms, 4);
       append_csv_number (line, t->ms_per_token, 4);
       append_csv_number (line, t->restore_ms, 4);
     }
   else
-    g_string_append (line, ",,,,,,,,,,,");
+    g_string_append (line, ",,,,,,,,,,,,");
   if (table->on_card && t != NULL)
     g_string_append_printf (line, ",%" G_GUINT64_FORMAT, c->peak_process);
   else
@@ -438,6 +452,7 @@ void
 modes_print_csv (const ModesTable *table, const ModesAgainst *against)
 {
   puts ("tokens,mode,state,turn,prompt,new,reused,restored_host,restored_disk,on_host,recomputed,"
+        "synthetic,"
         "first_token_ms,e2e_ms,ms_per_token,restore_ms,peak_process_bytes,peak_kv_bytes,"
         "peak_gpu_bytes,peak_host_bytes,peak_disk_bytes,first_token_less_than_rebuild_percent,"
         "e2e_less_than_rebuild_percent,peak_less_than_rebuild_percent,"
@@ -540,9 +555,11 @@ modes_print_json (const ModesTable *table, const ModesAgainst *against)
   g_string_append (json, ", \"device\": ");
   cli_json_append_string (json, table->device, -1);
   g_string_append_printf (json,
-                          ", \"gen\": %u, \"new\": %u, \"complete\": %s, \"peak_memory\": \"%s\"",
+                          ", \"gen\": %u, \"new\": %u, \"complete\": %s, \"peak_memory\": \"%s\", "
+                          "\"fill\": \"%s\"",
                           table->n_tokens, table->n_new, table->complete ? "true" : "false",
-                          table->on_card ? "process" : "kv");
+                          table->on_card ? "process" : "kv",
+                          table->synthetic ? "synthetic" : "prompt");
   g_string_append (json, ", \"against\": ");
   if (against->name != NULL)
     cli_json_append_string (json, against->name, -1);

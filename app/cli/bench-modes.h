@@ -23,7 +23,8 @@ extern const ModesMode modes_all[MODES_N];
 
 typedef struct
 {
-  uint32_t n_prompt, n_new, n_reused, n_restored_host, n_restored_disk, n_on_host, n_recomputed;
+  uint32_t n_prompt, n_new, n_reused, n_restored_host, n_restored_disk, n_on_host, n_recomputed,
+      n_synthetic; /* filled with random pages: the turn has no first token, no end to end: 0 */
   double first_token_ms, e2e_ms, ms_per_token, restore_ms;
   GArray *ids; /* uint32_t: the reply */
 } ModesTurn;
@@ -61,7 +62,8 @@ typedef struct
   gboolean on_card;
   guint n_tokens, n_new, n_turns; /* options */
   guint n_profile;
-  GPtrArray *cells; /* ModesCell, in order of measurement */
+  gboolean synthetic; /* first prompts are filled, not computed */
+  GPtrArray *cells;   /* ModesCell, in order of measurement */
   gboolean complete;
 } ModesTable;
 

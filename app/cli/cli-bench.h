@@ -15,6 +15,11 @@ void cli_bench_fill_ids (guint64 *state, uint32_t vocab, GArray *ids, guint n);
 void cli_bench_params (const qe_model_info *info, qe_session_id session, const GArray *ids,
                        uint32_t n_gen, qe_generate_params *params);
 
+/* --fill: how what comes before a measurement gets into a conversation. FALSE: @text is neither. NULL: computed. */
+gboolean cli_bench_parse_fill (const char *text, gboolean *synthetic, GError **error);
+qe_session_id cli_bench_open_session (qe_engine *engine, const qe_cache_config *cache,
+                                      gboolean synthetic, GError **error);
+
 /* "16,64" appended to @out, uint32_t. */
 gboolean cli_bench_parse_list (const char *option, const char *text, guint64 min, guint64 max,
                                GArray *out, GError **error);

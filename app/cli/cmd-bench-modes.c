@@ -9,6 +9,9 @@
  * Behind the last turn's tokens come some more, whose steps time their parts (KV update, attention, embedding and MLP,
  * sampling): they are in none of the other figures.
  *
+ * With --fill synthetic a prompt that finds nothing cached gets random pages instead: then only what comes behind them is
+ * measured, and its turn has no first token and no end to end.
+ *
  *  1. Rows are counted by the engine's receipt: a mode that computes new tokens alone must report exactly the turn's new
  *     tokens, and one more from the second turn on: the last token of a reply has not been through the model yet. A mode
  *     that keeps nothing must report the whole prompt. Anything else fails the cell.
@@ -37,7 +40,7 @@ typedef struct
 {
   CliEngineOptions engine;
   CliCacheOptions cache;
-  char *lengths, *modes, *against, *resume;
+  char *lengths, *modes, *against, *resume, *fill;
   int turns, tokens, new_tokens, profile;
   double time_limit;
   gboolean json, csv;
@@ -194,15 +197,17 @@ follow (qe_request *request, qe_engine *engine, ModesCell *cell, guint n_tokens,
 static gboolean
 check_rows (const Modes *m, const ModesCell *cell, const ModesTurn *t, guint turn, GError **error)
 {
-  uint32_t expected = t->n_prompt;
+  gboolean keeps = !cell->mode->computes && turn > 0;
+  uint32_t filled = m->table.synthetic && !keeps ? (t->n_prompt - 1) / 16 * 16 : 0;
+  uint32_t expected = keeps ? (uint32_t)m->options->new_tokens + 1 : t->n_prompt - filled;
 
-  if (!cell->mode->computes && turn > 0)
-    expected = (uint32_t)m->options->new_tokens + 1;
-  if (t->n_new == expected && t->n_reused == t->n_prompt - expected)
+  if (t->n_new == expected && t->n_synthetic == filled
+      && t->n_reused == t->n_prompt - expected - filled)
     return TRUE;
   g_set_error (error, QE_ERROR, QE_ERROR_FAILED,
                "turn %u of %u tokens: expected %u computed and %u reused, found %u and %u",
-               turn + 1, t->n_prompt, expected, t->n_prompt - expected, t->n_new, t->n_reused);
+               turn + 1, t->n_prompt, expected, t->n_prompt - expected - filled, t->n_new,
+               t->n_reused);
   return FALSE;
 }
 
@@ -233,11 +238,14 @@ run_turn (const Modes *m, qe_engine *engine, qe_session_id session, ModesCell *c
     .n_restored_disk = r.n_restored_disk,
     .n_on_host = r.n_on_host,
     .n_recomputed = r.n_recomputed,
+    .n_synthetic = r.n_synthetic,
     .first_token_ms = r.first_token_ms,
     .restore_ms = r.restore_ms,
     .ms_per_token = r.decode_tokens_per_s > 0 ? 1000 / r.decode_tokens_per_s : 0,
     .e2e_ms = e2e_ms,
   };
+  if (turn->n_synthetic > 0)
+    turn->first_token_ms = turn->e2e_ms = 0;
   see_next (cell, engine);
   if (turn->n_prompt != ids->len)
     {
@@ -304,7 +312,7 @@ converse (const Modes *m, qe_engine *engine, ModesCell *cell, uint32_t n_prompt,
   if (!warm_up (m, engine, cell, error))
     return FALSE;
   config_of (m, cell->mode, &config);
-  session = cli_open_session (engine, &config, NULL, error);
+  session = cli_bench_open_session (engine, &config, m->table.synthetic, error);
   if (session == 0)
     return FALSE;
   for (guint k = 0; k < n_turns && ok; k++)
@@ -492,6 +500,7 @@ describe_setup (const Modes *m)
                           e->tiers.ring != NULL ? e->tiers.ring : "default",
                           e->tiers.cache_dir != NULL ? e->tiers.cache_dir : "none",
                           e->tiers.cache_quota != NULL ? e->tiers.cache_quota : "default");
+  g_string_append (s, m->table.synthetic ? "; fill synthetic" : "; fill prompt");
   return g_string_free (g_steal_pointer (&s), FALSE);
 }
 
@@ -571,6 +580,7 @@ prepare (Modes *m, GError **error)
   cache.mode = (char *)"tiered"; /* what limits on the card are given for */
   if (!cli_cache_options_apply (&cache, &m->cache, error)
       || !parse_modes (o->modes, m->modes, error)
+      || !cli_bench_parse_fill (o->fill, &m->table.synthetic, error)
       || !cli_bench_parse_list ("--lengths", o->lengths != NULL ? o->lengths : LENGTHS_DEFAULT, 1,
                                 LENGTH_MAX, m->lengths, error))
     return FALSE;
@@ -654,6 +664,11 @@ cli_bench_modes (int argc, char **argv)
     { "tokens", 0, 0, G_OPTION_ARG_INT, &o.tokens, "Tokens decoded in a turn (default: 256)", "N" },
     { "new", 0, 0, G_OPTION_ARG_INT, &o.new_tokens,
       "New tokens of every turn but the first (default: 128)", "N" },
+    { "fill", 0, 0, G_OPTION_ARG_STRING, &o.fill,
+      "prompt, or synthetic: random pages where a first prompt would be computed, for decode speed "
+      "at "
+      "lengths whose prompt takes too long (default: prompt)",
+      "HOW" },
     { "profile", 0, 0, G_OPTION_ARG_INT, &o.profile,
       "Tokens behind the last turn's whose steps are timed by parts, 0 for none (default: 16)",
       "N" },
@@ -682,6 +697,7 @@ cli_bench_modes (int argc, char **argv)
   g_free (o.lengths);
   g_free (o.modes);
   g_free (o.against);
+  g_free (o.fill);
   g_free (o.resume);
   cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);
