@@ -501,14 +501,15 @@ static bool pick_kind(qe_core *core, candidate *candidates, qe_sched_item *items
     return heavy;
 }
 
-#define SYNTHETIC_PAGES 128u /* filled in a round */
+#define SYNTHETIC_PAGES 128u /* filled in a round; of a small device tier a quarter */
 
 /* The next pages of a synthetic session's prompt. They count as computed. */
 static bool fill_synthetic(qe_core *core, qe_request *request)
 {
     qe_timeline *t = request->timeline;
     uint32_t end = (request->n_prompt - 1) / QK_PAGE_TOKENS * QK_PAGE_TOKENS;
-    uint32_t n = MIN(end - request->pos, SYNTHETIC_PAGES * QK_PAGE_TOKENS), epoch = request->epoch;
+    uint32_t n_round = CLAMP(qe_kv_pool_n_max(qe_session_pool(t->session)) / 4, 1, SYNTHETIC_PAGES);
+    uint32_t n = MIN(end - request->pos, n_round * QK_PAGE_TOKENS), epoch = request->epoch;
     GError *error = NULL;
     if (!ensure_pages(core, request, request->pos + n) || request->epoch != epoch)
         return false;
