@@ -605,7 +605,7 @@ static bool submit_step(qe_core *core)
         qe_request_unref(r);
     }
     /* Pages taken may have pushed the session's own to the host, or brought a plain one among the heavy. */
-    if (!qe_steps_begin(core->steps, kv_class, heavy, core->host_path))
+    if (!qe_steps_begin(core->steps, kv_class, heavy, core->host_paths[kv_class]))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         if (items[i].n_rows == 0 || candidates[i].request->epoch != candidates[i].epoch)

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "engine/qe-budget.h"
+#include "engine/qe-host-paths.h"
 #include "engine/qe-limits.h"
 #include "engine/qe-turn.h"
 
@@ -46,6 +47,7 @@ void qe_core_clear(qe_core *core)
     g_array_unref(core->page_counts);
     g_ptr_array_unref(core->disk_deletes);
     g_clear_pointer(&core->disk_dir, g_free);
+    g_clear_pointer(&core->host_paths_file, g_free);
     g_clear_pointer(&core->disk_reason, g_free);
     g_clear_error(&core->lost);
     g_clear_pointer(&core->opener.name, g_free);
@@ -135,12 +137,22 @@ static bool budget_pages(
     return qe_budget_pages(&budget, n_pages, error);
 }
 
-/* The CPU attends to host pages for the device, when that is the way asked for. */
+/* The way to host pages, for each class; the CPU attends to them for the device when that is it for any. */
 static bool add_attender(qe_core *core, const qk_shape *shape, GError **error)
 {
-    if (core->host_path != QE_HOST_PATH_CPU || core->host_bytes == 0)
-        return true;
     const qk_kv_layout layouts[] = {core->params.layout, core->params.layout_1};
+    bool wanted = false;
+    for (int c = 0; c < QE_KV_CLASSES && layouts[c].page_bytes; c++) {
+        qk_backend_info info;
+        g_autofree char *why = NULL;
+        qk_backend_get_info(core->backend, &info);
+        g_autofree char *device = g_utf8_make_valid(info.device, -1);
+        g_autofree char *key = qe_host_paths_key(device, shape, layouts[c].dtype);
+        core->host_paths[c] = qe_host_paths_choose(core->host_paths_file, key, core->host_path_wanted, &why);
+        wanted |= core->host_paths[c] == QE_HOST_PATH_CPU;
+    }
+    if (!wanted || core->host_bytes == 0)
+        return true;
     qk_status status =
         qk_host_attender_new(NULL, 0, shape, layouts, layouts[1].page_bytes ? 2 : 1, &core->attender);
     if (status != QK_OK) {
@@ -221,7 +233,8 @@ static void make_pools(qe_core *core, uint32_t n_pages)
         uint64_t n_host = MIN(core->host_bytes / page_bytes, (uint64_t)INT32_MAX);
         uint32_t slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_DEVICE_SLAB_BYTES / page_bytes, 1);
         core->pools[c] = qe_kv_pool_new(core->backend, layouts[c], (uint32_t)n, slab_pages, core->check);
-        qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, slab_pages, !core->is_host,
+        uint32_t host_slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_HOST_SLAB_BYTES / page_bytes, 1);
+        qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, host_slab_pages, !core->is_host,
             &core->device_ledger, &core->host_ledger);
         uint8_t digest[32];
         set_seed(core, core->pools[c], layouts[c], digest);

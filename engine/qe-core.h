@@ -59,7 +59,8 @@ struct qe_core {
     uint64_t memory_reserve;    /* of device memory */
     uint64_t host_bytes_wanted; /* 0: a default, 1: none */
     uint64_t ring_bytes;        /* on a device with memory of its own */
-    qe_host_path host_path;
+    qe_host_path host_path_wanted;
+    char *host_paths_file;   /* NULL: none */
     char *disk_dir;          /* NULL: no disk tier */
     uint64_t disk_bytes_max; /* its quota */
     uint32_t context_wanted, step_rows_wanted, step_ms_shared, step_ms_alone;
@@ -88,8 +89,9 @@ struct qe_core {
     qk_context *context;
     qk_context_params params;
     qe_steps *steps;
-    qk_host_attender *attender;          /* NULL: the CPU attends to no host pages for this device */
-    qk_buffer *synthetic[QE_KV_CLASSES]; /* of qe-core-synthetic.c; NULL until needed */
+    qe_host_path host_paths[QE_KV_CLASSES]; /* never AUTO */
+    qk_host_attender *attender;             /* NULL: the CPU attends to no host pages for this device */
+    qk_buffer *synthetic[QE_KV_CLASSES];    /* of qe-core-synthetic.c; NULL until needed */
     char *numerics; /* what the bits of a page depend on beside model and layout: backend and kernels */
     /* Steps of sessions with pages off the device take long: they alternate with the others by time (ms). */
     double heavy_ms, light_ms_since;

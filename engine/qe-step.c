@@ -124,7 +124,7 @@ bool qe_steps_begin(qe_steps *self, uint32_t kv_class, bool heavy, qe_host_path 
     plan->n_rows = plan->n_seqs = plan->n_pages = plan->n_outputs = 0;
     plan->kv_class = kv_class;
     plan->profile = 0;
-    /* Streaming is what a card measured faster; a backend on host memory looks at neither. */
+    /* A backend on host memory looks at neither. */
     plan->host_path = path == QE_HOST_PATH_READ ? QK_HOST_READ : QK_HOST_STREAM;
     l->attended = 0;
     l->n_prefill = l->n_decode = 0;

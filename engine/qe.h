@@ -50,6 +50,15 @@ const char *qe_version(void);
 /* Memory read rate and float32 rate of a backend's device (NULL: the CPU), for benchmarks. Blocks for about a second. */
 bool qe_measure_machine(const char *backend, const char *isa, uint32_t n_threads, double *read_bytes_per_s,
     double *flops, GError **error);
+/* Benchmarks: memory of a card that is taken and not used, so that engines of this process find only what is left, as on a
+ * smaller card. Made before them, freed after them, on one thread. */
+typedef struct qe_ballast qe_ballast;
+/* @hold: so many bytes; or 0 and @leave: all but what lets this process have @leave bytes of the card beside the ballast,
+ * its CUDA context (which is there from then on) included. @device: as of qe_engine_options. */
+qe_ballast *qe_ballast_new(const char *device, uint64_t hold, uint64_t leave, GError **error);
+uint64_t qe_ballast_bytes(
+    const qe_ballast *ballast);                /* of what qe_device_view.memory_process counts; NULL: 0 */
+void qe_ballast_free(qe_ballast *ballast);     /* NULL is fine */
 #define QE_MEMORY_RESERVE_DEFAULT (1ull << 30) /* of device memory, left to the desktop */
 #define QE_RING_BYTES_DEFAULT     (256ull << 20)
 
@@ -107,11 +116,18 @@ bool qe_cache_config_check(
 typedef enum { QE_KV_BF16 = 0, QE_KV_F32 = 1 } qe_kv_class;
 /* How decode reads pages that lie in host memory; on a device with memory of its own. */
 typedef enum {
-    QE_HOST_PATH_AUTO = 0,
-    QE_HOST_PATH_READ,   /* the kernels read them over the bus */
-    QE_HOST_PATH_STREAM, /* copied layer by layer to a ring on the device */
-    QE_HOST_PATH_CPU,    /* the CPU attends to them in place */
+    QE_HOST_PATH_AUTO = 0, /* what was measured and kept in host_paths_file, else STREAM */
+    QE_HOST_PATH_READ,     /* the kernels read them over the bus */
+    QE_HOST_PATH_STREAM,   /* copied layer by layer to a ring on the device */
+    QE_HOST_PATH_CPU,      /* the CPU attends to them in place */
+    QE_N_HOST_PATHS,
 } qe_host_path;
+const char *qe_host_path_name(qe_host_path path); /* "auto", "read", "stream", "cpu" */
+bool qe_host_path_parse(const char *name, qe_host_path *out);
+/* Keeps what was measured under @key (a qe_memory_plan's): @path is the choice, @ms what a token took each way (0: not
+ * measured) with @n_tokens in host memory. The file's folder is made. Engines find it at their next load. */
+bool qe_host_paths_store(const char *file, const char *key, qe_host_path path, uint32_t n_tokens,
+    const double ms[QE_N_HOST_PATHS], GError **error);
 
 typedef struct {
     const char *backend; /* NULL: the best available; when that fails for want of memory or device, the CPU */
@@ -124,6 +140,7 @@ typedef struct {
      * device's memory is host memory, the default is none. */
     uint64_t host_bytes_max;
     qe_host_path host_path;
+    const char *host_paths_file; /* where measured choices are kept, for AUTO; NULL: nowhere */
     uint64_t ring_bytes; /* device memory through which host pages are streamed; 0: QE_RING_BYTES_DEFAULT */
     /* Where pages are kept over restarts (made with mode 0700; its parent is there); NULL: nowhere. Pages go there by way
      * of host memory: without any (host_bytes_max) there is no disk tier. One engine uses a directory at a time. */
@@ -155,6 +172,10 @@ typedef struct {
     uint64_t kv_tokens;                          /* that kv holds */
     uint64_t host_kv, host_kv_tokens;            /* host memory for pages beside it; 0: none */
     uint64_t page_bytes, page_bytes_int8;        /* of one page of 16 tokens */
+    /* On a card with host memory for pages: the way to them for pages of the engine's class and for int8 pages, why, and
+     * under which key a measured choice is kept. All owned; NULL otherwise. */
+    qe_host_path host_path, host_path_int8;
+    char *host_path_why, *host_path_int8_why, *host_path_key, *host_path_int8_key;
     char *problem; /* owned: why the load would fail and what to change; NULL: it fits */
 } qe_memory_plan;
 

@@ -43,6 +43,26 @@ cli_bench_params (const qe_model_info *info, qe_session_id session, const GArray
 }
 
 gboolean
+cli_bench_take_ballast (const char *device, const char *ballast, const char *limit,
+                        qe_ballast **out, int *status)
+{
+  g_autoptr (GError) error = NULL;
+  guint64 hold = 0, leave = 0;
+
+  *out = NULL;
+  if (ballast == NULL && limit == NULL)
+    return TRUE;
+  if (ballast != NULL && limit != NULL)
+    *status = cli_fail (CLI_USAGE, "expected one of --ballast and --device-limit, found both");
+  else if ((ballast != NULL && !cli_parse_size ("--ballast", ballast, &hold, &error))
+           || (limit != NULL && !cli_parse_size ("--device-limit", limit, &leave, &error)))
+    *status = cli_fail (CLI_USAGE, "%s", error->message);
+  else if ((*out = qe_ballast_new (device, hold, leave, &error)) == NULL)
+    *status = cli_fail (CLI_FAILED, "%s", error->message);
+  return *out != NULL;
+}
+
+gboolean
 cli_bench_parse_fill (const char *text, gboolean *synthetic, GError **error)
 {
   *synthetic = text != NULL && strcmp (text, "synthetic") == 0;

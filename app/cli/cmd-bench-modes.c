@@ -40,7 +40,7 @@ typedef struct
 {
   CliEngineOptions engine;
   CliCacheOptions cache;
-  char *lengths, *modes, *against, *resume, *fill;
+  char *lengths, *modes, *against, *resume, *fill, *ballast, *limit;
   int turns, tokens, new_tokens, profile;
   double time_limit;
   gboolean json, csv;
@@ -52,6 +52,7 @@ typedef struct
   qe_cache_config cache; /* of the tiered modes; the others have no limits on the card */
   qe_model_info *info;
   qe_memory_plan *plan;
+  qe_ballast *ballast; /* NULL: none */
   uint32_t context;
   GArray *lengths;  /* uint32_t */
   GPtrArray *modes; /* const ModesMode */
@@ -392,6 +393,8 @@ run_cell (Modes *m, ModesCell *cell, int *status)
       end_cell (cell, unfit ? MODES_CELL_UNFIT : MODES_CELL_FAILED, error->message);
     }
   cell->seconds = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
+  if (cell->peak_process > qe_ballast_bytes (m->ballast))
+    cell->peak_process -= qe_ballast_bytes (m->ballast);
   return TRUE;
 }
 
@@ -500,6 +503,9 @@ describe_setup (const Modes *m)
                           e->tiers.ring != NULL ? e->tiers.ring : "default",
                           e->tiers.cache_dir != NULL ? e->tiers.cache_dir : "none",
                           e->tiers.cache_quota != NULL ? e->tiers.cache_quota : "default");
+  g_string_append_printf (s, "; ballast %s, limit %s",
+                          m->options->ballast != NULL ? m->options->ballast : "none",
+                          m->options->limit != NULL ? m->options->limit : "none");
   g_string_append (s, m->table.synthetic ? "; fill synthetic" : "; fill prompt");
   return g_string_free (g_steal_pointer (&s), FALSE);
 }
@@ -621,6 +627,8 @@ run (const Options *o)
 
   if (!check_numbers (o, &status) || !cli_engine_options_apply (&o->engine, &checked, &status))
     return status;
+  if (!cli_bench_take_ballast (o->engine.device, o->ballast, o->limit, &m.ballast, &status))
+    return status;
   m.lengths = g_array_new (FALSE, FALSE, sizeof (uint32_t));
   m.modes = g_ptr_array_new ();
   m.table.cells = g_ptr_array_new_with_free_func ((GDestroyNotify)modes_cell_free);
@@ -647,6 +655,7 @@ run (const Options *o)
   g_ptr_array_unref (m.modes);
   qe_model_info_free (m.info);
   qe_memory_plan_free (m.plan);
+  qe_ballast_free (m.ballast);
   return status;
 }
 
@@ -672,6 +681,7 @@ cli_bench_modes (int argc, char **argv)
     { "profile", 0, 0, G_OPTION_ARG_INT, &o.profile,
       "Tokens behind the last turn's whose steps are timed by parts, 0 for none (default: 16)",
       "N" },
+    CLI_BENCH_BALLAST_ENTRIES (&o.ballast, &o.limit),
     { "against", 0, 0, G_OPTION_ARG_FILENAME, &o.against,
       "Figures of another program: {\"name\", \"rows\": [{\"tokens\", \"first_token_ms\", "
       "\"e2e_ms\", \"peak_bytes\"}]}",
@@ -698,6 +708,8 @@ cli_bench_modes (int argc, char **argv)
   g_free (o.modes);
   g_free (o.against);
   g_free (o.fill);
+  g_free (o.ballast);
+  g_free (o.limit);
   g_free (o.resume);
   cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);

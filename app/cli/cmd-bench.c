@@ -29,7 +29,7 @@ typedef struct
 {
   CliEngineOptions engine;
   CliCacheOptions cache;
-  char *depths, *cold, *batches, *fill;
+  char *depths, *cold, *batches, *fill, *ballast, *limit;
   int prompt, gen, turns, repeats, e2e, batch_depth, step_rows;
   double temperature, top_p;
   gboolean json, reload;
@@ -47,7 +47,8 @@ typedef struct
   qe_device_view device;     /* at the end; of a card only */
   guint64 device_beyond;     /* what it holds there beyond the weights and the KV pages */
   guint64 random;
-  gboolean synthetic; /* what comes before a measurement is filled, not computed */
+  qe_ballast *ballast; /* NULL: none */
+  gboolean synthetic;  /* what comes before a measurement is filled, not computed */
 } Bench;
 
 typedef struct
@@ -595,9 +596,11 @@ measure_memory (Bench *bench)
   for (guint i = 0; i < QE_N_TIERS; i++)
     bench->kv_bytes_reserved += snapshot->tiers[i].bytes_reserved;
   bench->device = snapshot->device;
+  if (bench->device.memory_process > qe_ballast_bytes (bench->ballast))
+    bench->device.memory_process -= qe_ballast_bytes (bench->ballast);
   held = snapshot->device.weights + bench->kv_bytes_reserved;
-  if (snapshot->device.memory_process > held)
-    bench->device_beyond = snapshot->device.memory_process - held;
+  if (bench->device.memory_process > held)
+    bench->device_beyond = bench->device.memory_process - held;
   qe_snapshot_unref (snapshot);
   for (guint i = 0; i < G_N_ELEMENTS (sessions); i++)
     if (sessions[i] != 0)
@@ -611,12 +614,13 @@ append_device (const Bench *bench, GString *json)
 
   if (d->memory_process == 0)
     return;
-  g_string_append_printf (json,
-                          ", \"device\": {\"process_bytes\": %" G_GUINT64_FORMAT
-                          ", \"weight_bytes\": %" G_GUINT64_FORMAT
-                          ", \"workspace_bytes\": %" G_GUINT64_FORMAT
-                          ", \"beyond_bytes\": %" G_GUINT64_FORMAT "}",
-                          d->memory_process, d->weights, d->workspace, bench->device_beyond);
+  g_string_append_printf (
+      json,
+      ", \"device\": {\"ballast_bytes\": %" G_GUINT64_FORMAT
+      ", \"process_bytes\": %" G_GUINT64_FORMAT ", \"weight_bytes\": %" G_GUINT64_FORMAT
+      ", \"workspace_bytes\": %" G_GUINT64_FORMAT ", \"beyond_bytes\": %" G_GUINT64_FORMAT "}",
+      qe_ballast_bytes (bench->ballast), d->memory_process, d->weights, d->workspace,
+      bench->device_beyond);
   if (!bench->options->json)
     printf ("on the card %.0f MiB, of them %.0f beyond weights and KV pages\n",
             (double)d->memory_process / (1 << 20), (double)bench->device_beyond / (1 << 20));
@@ -646,10 +650,15 @@ run (const Options *o)
   /* Before the engine's threads start: it forks. */
   if (!measure_machine (o, &bench.read_bytes_per_s, &bench.flops, &error))
     return cli_fail (CLI_FAILED, "%s", error->message);
+  if (!cli_bench_take_ballast (o->engine.device, o->ballast, o->limit, &bench.ballast, &status))
+    return status;
   begin = g_get_monotonic_time ();
   bench.engine = cli_engine_start (&o->engine, (uint32_t)o->step_rows, &bench.info, &status);
   if (bench.engine == NULL)
-    return status;
+    {
+      qe_ballast_free (bench.ballast);
+      return status;
+    }
   bench.load_s = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
   if (!o->reload || load_again (&bench, &error))
     report_start (&bench, json);
@@ -669,6 +678,7 @@ run (const Options *o)
   else
     status = cli_fail (CLI_FAILED, "%s", error->message);
   qe_engine_free (bench.engine);
+  qe_ballast_free (bench.ballast);
   qe_model_info_free (bench.info);
   return status;
 }
@@ -687,6 +697,7 @@ cli_bench (int argc, char **argv)
       "place, "
       "for lengths whose prompt takes too long (default: prompt)",
       "HOW" },
+    CLI_BENCH_BALLAST_ENTRIES (&o.ballast, &o.limit),
     { "cold", 0, 0, G_OPTION_ARG_STRING, &o.cold,
       "Also the first token of prompts of N tokens with nothing cached, a list", "LIST" },
     { "e2e", 0, 0, G_OPTION_ARG_INT, &o.e2e, "Also a prompt and N tokens after it, end to end",
@@ -714,24 +725,31 @@ cli_bench (int argc, char **argv)
     return cli_bench_modes (argc - 1, argv + 1);
   if (argc > 1 && strcmp (argv[1], "arrivals") == 0)
     return cli_bench_arrivals (argc - 1, argv + 1);
-  context = g_option_context_new ("[modes | arrivals] - measure first token, speed and memory");
+  if (argc > 1 && strcmp (argv[1], "paths") == 0)
+    return cli_bench_paths (argc - 1, argv + 1);
+  context
+      = g_option_context_new ("[modes | arrivals | paths] - measure first token, speed and memory");
   g_option_context_set_summary (
       context, "bench modes: the cache modes side by side over one conversation.\n"
                "bench arrivals: requests that arrive at random, as from many people.\n"
+               "bench paths: the ways of a card to host memory; the fastest is kept.\n"
                "Each has options of its own (see bench modes --help).");
   g_option_context_add_main_entries (context, entries, NULL);
   g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
   if (cli_parse (context, &argc, &argv, &status))
-    status = argc > 1 ? cli_fail (CLI_USAGE,
-                                  "bench takes no arguments besides modes, arrivals and options, "
-                                  "found “%s”",
-                                  argv[1])
-                      : run (&o);
+    status = argc > 1
+                 ? cli_fail (CLI_USAGE,
+                             "bench takes no arguments besides modes, arrivals, paths and options, "
+                             "found “%s”",
+                             argv[1])
+                 : run (&o);
   g_free (o.depths);
   g_free (o.cold);
   g_free (o.batches);
   g_free (o.fill);
+  g_free (o.ballast);
+  g_free (o.limit);
   cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);
   return status;

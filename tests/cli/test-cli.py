@@ -443,6 +443,13 @@ def bench_modes_refuses():
         fails(2, *SMALL, option, value, says=[option, value.split(",")[-1]])
     fails(2, *SMALL, "--article", says=["--article", "--modes"])
     fails(2, *SMALL, "--json", "--csv", says=["--json", "--csv"])
+    fails(2, *SMALL, "--ballast", "1G", "--device-limit", "1G", says=["--ballast", "--device-limit"])
+    fails(2, "bench", "--device-limit", "all", says=["--device-limit", "all"])
+    for option, value in (("--lengths", "100"), ("--tokens", "1"), ("--host-path", "cpu")):
+        fails(2, "bench", "paths", option, value, says=[option, value])
+    if "cuda" not in [b["name"] for b in json.loads(ok("info", "--json"))["backends"] if b["available"]]:
+        fails(1, *SMALL, "--ballast", "1G", says=["card"])
+        fails(1, "bench", "paths", says=["host memory"])
     fails(2, "bench", "mode", says=["mode"])
 
 
