@@ -7,6 +7,7 @@ G_BEGIN_DECLS
 int cli_bench_modes (int argc, char **argv);
 int cli_bench_arrivals (int argc, char **argv);
 int cli_bench_paths (int argc, char **argv);
+int cli_bench_quality (int argc, char **argv);
 
 /* The generator behind all prompts: the same @state gives the same numbers everywhere. */
 guint64 cli_bench_random (guint64 *state);

@@ -727,23 +727,26 @@ cli_bench (int argc, char **argv)
     return cli_bench_arrivals (argc - 1, argv + 1);
   if (argc > 1 && strcmp (argv[1], "paths") == 0)
     return cli_bench_paths (argc - 1, argv + 1);
-  context
-      = g_option_context_new ("[modes | arrivals | paths] - measure first token, speed and memory");
+  if (argc > 1 && strcmp (argv[1], "quality") == 0)
+    return cli_bench_quality (argc - 1, argv + 1);
+  context = g_option_context_new (
+      "[modes | arrivals | paths | quality] - measure first token, speed and memory");
   g_option_context_set_summary (
       context, "bench modes: the cache modes side by side over one conversation.\n"
                "bench arrivals: requests that arrive at random, as from many people.\n"
                "bench paths: the ways of a card to host memory; the fastest is kept.\n"
+               "bench quality: what cache modes that are not exact cost in answers.\n"
                "Each has options of its own (see bench modes --help).");
   g_option_context_add_main_entries (context, entries, NULL);
   g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
   if (cli_parse (context, &argc, &argv, &status))
-    status = argc > 1
-                 ? cli_fail (CLI_USAGE,
-                             "bench takes no arguments besides modes, arrivals, paths and options, "
-                             "found “%s”",
-                             argv[1])
-                 : run (&o);
+    status = argc > 1 ? cli_fail (
+                 CLI_USAGE,
+                 "bench takes no arguments besides modes, arrivals, paths, quality and options, "
+                 "found “%s”",
+                 argv[1])
+                      : run (&o);
   g_free (o.depths);
   g_free (o.cold);
   g_free (o.batches);
