@@ -20,3 +20,12 @@ quire_dup_default_model_dir (void)
   g_autofree char *data_dir = quire_dup_data_dir ();
   return g_build_filename (data_dir, "demo-model", NULL);
 }
+
+const char *
+quire_host_paths_file (void)
+{
+  g_autofree char *path
+      = g_build_filename (g_get_user_cache_dir (), "quire", "host-paths.ini", NULL);
+
+  return g_intern_string (path);
+}

@@ -8,5 +8,7 @@ G_BEGIN_DECLS
 char *quire_dup_data_dir (void);
 /* The model to use when none is named: $QUIRE_MODEL, else the shipped one. Returns: owned. */
 char *quire_dup_default_model_dir (void);
+/* Where measured ways to host memory are kept, for every program of Quire: of the user's cache. Static. */
+const char *quire_host_paths_file (void);
 
 G_END_DECLS

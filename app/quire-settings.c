@@ -100,6 +100,7 @@ quire_settings_get_engine (const char *backend, QuireEngineSettings *out)
     .kv_bytes_max = (guint64)g_settings_get_uint (settings, "cache-mib") * 1024 * 1024,
     .host_bytes_max = host_bytes (settings),
     .host_path = (qe_host_path)g_settings_get_enum (settings, "host-path"),
+    .host_paths_file = quire_host_paths_file (),
     .disk_dir = out->disk_dir,
     .disk_bytes_max
     = out->disk_dir != NULL ? (guint64)g_settings_get_uint (settings, "disk-mib") * 1024 * 1024 : 0,

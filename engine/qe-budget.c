@@ -2,6 +2,7 @@
 #include "engine/qe-budget.h"
 #include <string.h>
 #include <unistd.h>
+#include "engine/qe-host-paths.h"
 #include "engine/qe-backend.h"
 #include "engine/qe-limits.h"
 
@@ -156,6 +157,10 @@ void qe_memory_plan_free(qe_memory_plan *plan)
         return;
     g_free(plan->backend);
     g_free(plan->device);
+    g_free(plan->host_path_why);
+    g_free(plan->host_path_int8_why);
+    g_free(plan->host_path_key);
+    g_free(plan->host_path_int8_key);
     g_free(plan->problem);
     g_free(plan);
 }
@@ -201,6 +206,19 @@ static void plan_cache(
     }
 }
 
+static void plan_host_paths(
+    qe_memory_plan *plan, const qe_engine_options *o, const qk_shape *shape, const qk_context_params *params)
+{
+    plan->host_path_key = qe_host_paths_key(plan->device, shape, params->layout.dtype);
+    plan->host_path =
+        qe_host_paths_choose(o->host_paths_file, plan->host_path_key, o->host_path, &plan->host_path_why);
+    if (params->layout_1.page_bytes == 0)
+        return;
+    plan->host_path_int8_key = qe_host_paths_key(plan->device, shape, params->layout_1.dtype);
+    plan->host_path_int8 = qe_host_paths_choose(
+        o->host_paths_file, plan->host_path_int8_key, o->host_path, &plan->host_path_int8_why);
+}
+
 static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const qe_config *config)
 {
     g_autoptr(GPtrArray) devices = qe_list_devices();
@@ -221,6 +239,8 @@ static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const 
     qk_status status = qe_budget_estimate("cuda", &shape, config->tied, &params, &weights, &workspace);
     g_free(plan->device);
     plan->device = g_strdup(device->name);
+    if (host_bytes)
+        plan_host_paths(plan, o, &shape, &params);
     plan->memory_total = device->memory_total;
     plan->memory_free = device->memory_free;
     plan->reserve = o->memory_reserve ? o->memory_reserve : QE_MEMORY_RESERVE_DEFAULT;

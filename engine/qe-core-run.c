@@ -432,6 +432,9 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
         .decode = item->decode,
         .samples = last && !request->is_eval,
     };
+    /* The step that draws token k of the reply, counted from 1, is one of the last n_profile. */
+    member.profile = item->decode && request->n_profile > 0 &&
+                     request->n_generated + request->n_unread + request->n_profile >= request->n_generate_max;
     if (request->is_eval) {
         uint32_t end = request->pos + item->n_rows;
         member.n_logits = end > request->eval_first ? MIN(item->n_rows, end - request->eval_first) : 0;
@@ -568,6 +571,49 @@ static void split_selective(qe_core *core, candidate *candidates, qe_sched_item 
     *n = n_kept;
 }
 
+#define SYNTHETIC_PAGES 128u /* filled in a round; of a small device tier a quarter */
+
+/* The next pages of a synthetic session's prompt. They count as computed. */
+static bool fill_synthetic(qe_core *core, qe_request *request)
+{
+    qe_timeline *t = request->timeline;
+    uint32_t end = (request->n_prompt - 1) / QK_PAGE_TOKENS * QK_PAGE_TOKENS;
+    uint32_t n_round = CLAMP(qe_kv_pool_n_max(qe_session_pool(t->session)) / 4, 1, SYNTHETIC_PAGES);
+    uint32_t n = MIN(end - request->pos, n_round * QK_PAGE_TOKENS), epoch = request->epoch;
+    GError *error = NULL;
+    if (!ensure_pages(core, request, request->pos + n, false) || request->epoch != epoch)
+        return false;
+    if (!qe_core_write_synthetic(core, t, request->pos / QK_PAGE_TOKENS, n / QK_PAGE_TOKENS, &error)) {
+        qe_core_finish(core, request, QE_FINISH_ERROR, error);
+        return false;
+    }
+    qe_session_commit(t->session, n);
+    request->pos += n;
+    request->receipt.n_synthetic += n;
+    request->receipt.n_new -= n;
+    qe_core_enforce_cap(core, t);
+    t->n_computed = MAX(t->n_computed, request->pos);
+    report(request);
+    return true;
+}
+
+/* Fills of one request that waits for it; *filled: pages were. false: none waits. */
+static bool fill_any(qe_core *core, bool *filled)
+{
+    for (guint i = 0; i < core->running->len; i++) {
+        qe_request *r = core->running->pdata[i];
+        if (!r->timeline->synthetic || r->is_eval || is_paused(r) || is_restoring(r) || r->n_generated > 0 ||
+            r->receipt.n_reused > 0 || r->pos % QK_PAGE_TOKENS != 0 || r->pos != r->receipt.n_synthetic ||
+            r->pos + QK_PAGE_TOKENS >= r->n_prompt)
+            continue;
+        qe_request_ref(r);
+        *filled = fill_synthetic(core, r);
+        qe_request_unref(r);
+        return true;
+    }
+    return false;
+}
+
 static bool submit_step(qe_core *core)
 {
     candidate candidates[QE_RUNNING_MAX];
@@ -577,6 +623,9 @@ static bool submit_step(qe_core *core)
 
     if (qe_steps_n_in_flight(core->steps) == 2)
         return false;
+    bool filled;
+    if (fill_any(core, &filled))
+        return filled && !core->lost;
     for (guint i = 0; i < core->running->len; i++) {
         qe_request *r = core->running->pdata[i];
         if (next_rows(r, &candidates[n], &items[n])) {
@@ -628,7 +677,7 @@ static bool submit_step(qe_core *core)
         qe_request_unref(r);
     }
     /* Pages taken may have pushed the session's own to the host, or brought a plain one among the heavy. */
-    if (!qe_steps_begin(core->steps, kv_class, heavy, core->host_path))
+    if (!qe_steps_begin(core->steps, kv_class, heavy, core->host_paths[kv_class]))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         if (items[i].n_rows == 0 || candidates[i].request->epoch != candidates[i].epoch)
@@ -721,7 +770,21 @@ static void fail_numeric(qe_core *core, qe_request *request)
     qe_core_finish(core, request, QE_FINISH_ERROR, error);
 }
 
-static void apply_member(qe_core *core, const qe_step_member *m, const qk_result *result)
+static void add_profile(qe_profile *to, const qk_profile *from, double ms)
+{
+    to->n_steps++;
+    to->step_ms += ms;
+    to->embed_ms += from->ms[QK_PART_EMBED];
+    to->project_ms += from->ms[QK_PART_PROJECT];
+    to->kv_ms += from->ms[QK_PART_KV];
+    to->attend_ms += from->ms[QK_PART_ATTEND];
+    to->mlp_ms += from->ms[QK_PART_MLP];
+    to->head_ms += from->ms[QK_PART_HEAD];
+    to->sample_ms += from->ms[QK_PART_SAMPLE];
+    to->kv_in_attend = from->kv_in_attend;
+}
+
+static void apply_member(qe_core *core, const qe_step_member *m, const qk_result *result, double ms)
 {
     qe_request *request = m->request;
     if (request->epoch != m->epoch || request->state == QE_REQUEST_DONE)
@@ -752,6 +815,8 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
         return;
     }
     request->n_unread--;
+    if (m->profile && result->profile)
+        add_profile(&request->receipt.profile, result->profile, ms);
     const qk_output_result *output = &result->outputs[m->sample_output];
     if (m->wants_top)
         give_top(core, request, result->logits + (gsize)m->sample_output * vocab);
@@ -808,7 +873,7 @@ static void read_step(qe_core *core)
     for (uint32_t i = 0; i < done.n_members; i++) {
         const qe_step_member *m = &done.members[i];
         if (done.status == QK_OK)
-            apply_member(core, m, done.result);
+            apply_member(core, m, done.result, done.ms);
         else if (m->request->epoch != m->epoch || m->request->state == QE_REQUEST_DONE)
             continue;
         else if (done.status == QK_CANCELLED)

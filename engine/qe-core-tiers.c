@@ -43,7 +43,8 @@ static qe_cache_mode resolve(const qe_core *core, const qe_cache_config *config)
     }
 }
 
-static qe_session_policy policy_of(const qe_core *core, const qe_cache_config *config, qe_cache_mode mode)
+static qe_session_policy policy_of(
+    const qe_core *core, const qe_timeline *t, const qe_cache_config *config, qe_cache_mode mode)
 {
     uint32_t cap = config->gpu_max_length + config->hot_cache_length;
     bool keeps = mode != QE_CACHE_REBUILD && mode != QE_CACHE_PAGED;
@@ -54,7 +55,7 @@ static qe_session_policy policy_of(const qe_core *core, const qe_cache_config *c
     return (qe_session_policy){
         .select = select,
         .contiguous = mode == QE_CACHE_REBUILD,
-        .shared = keeps && config->use_cache,
+        .shared = keeps && config->use_cache && !t->synthetic,
         .tiered = is_tiered(mode) && core->pools[0] && qe_kv_pool_has_host(core->pools[0]) &&
                   config->offload_to_cpu,
         .device_tokens_max = is_tiered(mode) ? cap : 0,
@@ -75,7 +76,7 @@ void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *c
         t->session = session;
         t->kv_class = kv_class;
     }
-    qe_session_policy policy = policy_of(core, config, mode);
+    qe_session_policy policy = policy_of(core, t, config, mode);
     const qe_session_select *select = &qe_session_get_policy(t->session)->select;
     bool selects_anew = memcmp(select, &policy.select, sizeof *select) != 0;
     /* What a mode that keeps nothing has left is no use to the next, and the other way round; and what was computed under

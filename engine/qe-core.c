@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "engine/qe-budget.h"
+#include "engine/qe-host-paths.h"
 #include "engine/qe-limits.h"
 #include "engine/qe-turn.h"
 
@@ -46,6 +47,7 @@ void qe_core_clear(qe_core *core)
     g_array_unref(core->page_counts);
     g_ptr_array_unref(core->disk_deletes);
     g_clear_pointer(&core->disk_dir, g_free);
+    g_clear_pointer(&core->host_paths_file, g_free);
     g_clear_pointer(&core->disk_reason, g_free);
     g_clear_error(&core->lost);
     g_clear_pointer(&core->opener.name, g_free);
@@ -106,6 +108,7 @@ static qk_status load_weights(qe_core *core, qk_progress_fn progress, void *user
 static void free_device(qe_core *core)
 {
     g_clear_pointer(&core->steps, qe_steps_free);
+    qe_core_drop_synthetic(core);
     g_clear_pointer(&core->context, qk_context_free);
     g_clear_pointer(&core->attender, qk_host_attender_free);
     g_clear_pointer(&core->device_model, qk_model_free);
@@ -134,12 +137,22 @@ static bool budget_pages(
     return qe_budget_pages(&budget, n_pages, error);
 }
 
-/* The CPU attends to host pages for the device, when that is the way asked for. */
+/* The way to host pages, for each class; the CPU attends to them for the device when that is it for any. */
 static bool add_attender(qe_core *core, const qk_shape *shape, GError **error)
 {
-    if (core->host_path != QE_HOST_PATH_CPU || core->host_bytes == 0)
-        return true;
     const qk_kv_layout layouts[] = {core->params.layout, core->params.layout_1};
+    bool wanted = false;
+    for (int c = 0; c < QE_KV_CLASSES && layouts[c].page_bytes; c++) {
+        qk_backend_info info;
+        g_autofree char *why = NULL;
+        qk_backend_get_info(core->backend, &info);
+        g_autofree char *device = g_utf8_make_valid(info.device, -1);
+        g_autofree char *key = qe_host_paths_key(device, shape, layouts[c].dtype);
+        core->host_paths[c] = qe_host_paths_choose(core->host_paths_file, key, core->host_path_wanted, &why);
+        wanted |= core->host_paths[c] == QE_HOST_PATH_CPU;
+    }
+    if (!wanted || core->host_bytes == 0)
+        return true;
     qk_status status =
         qk_host_attender_new(NULL, 0, shape, layouts, layouts[1].page_bytes ? 2 : 1, &core->attender);
     if (status != QK_OK) {
@@ -219,7 +232,8 @@ static void make_pools(qe_core *core, uint32_t n_pages)
         uint64_t n_host = MIN(core->host_bytes / page_bytes, (uint64_t)INT32_MAX);
         uint32_t slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_DEVICE_SLAB_BYTES / page_bytes, 1);
         core->pools[c] = qe_kv_pool_new(core->backend, layouts[c], (uint32_t)n, slab_pages, core->check);
-        qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, slab_pages, !core->is_host,
+        uint32_t host_slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_HOST_SLAB_BYTES / page_bytes, 1);
+        qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, host_slab_pages, !core->is_host,
             &core->device_ledger, &core->host_ledger);
         qk_shape shape = shape_of(core);
         if (c == 0 && core->params.select_max)
@@ -512,13 +526,14 @@ static qe_timeline *find_timeline(qe_core *core, uint64_t id)
 }
 
 static qe_timeline *adopt_session(
-    qe_core *core, uint64_t id, qe_session *session, const qe_cache_config *cache)
+    qe_core *core, uint64_t id, qe_session *session, const qe_cache_config *cache, bool synthetic)
 {
     qe_timeline *t = g_new0(qe_timeline, 1);
     t->id = id;
     t->session = session;
     t->last_used = ++core->clock;
     t->cache = *cache;
+    t->synthetic = synthetic; /* before its policy could name a page */
     t->kv_class = qe_session_pool(session) == core->pools[1];
     if (!core->lost)
         qe_core_apply_cache(core, t, cache);
@@ -531,14 +546,15 @@ qe_timeline *qe_core_add_timeline(qe_core *core, uint64_t id, const qe_cache_con
 {
     qe_cache_config defaults;
     qe_cache_config_init(&defaults);
-    return adopt_session(core, id, qe_session_new(core->pools[0], id), cache ? cache : &defaults);
+    return adopt_session(core, id, qe_session_new(core->pools[0], id), cache ? cache : &defaults, false);
 }
 
-void qe_core_open(qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key)
+void qe_core_open(
+    qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key, bool synthetic)
 {
     if (!core->pools[0])
         return;
-    qe_timeline *t = qe_core_add_timeline(core, id, cache);
+    qe_timeline *t = adopt_session(core, id, qe_session_new(core->pools[0], id), cache, synthetic);
     t->disk_key = g_strdup(disk_key);
     qe_core_disk_update(core, t);
     if (cache->mode == QE_CACHE_TIERED_INT8 && !core->pools[1])
@@ -592,7 +608,7 @@ void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent_id, uint
             qe_core_lose(core, error->message);
         session = fork_ids(core, id, parent->session, n_tokens);
     }
-    qe_timeline *t = adopt_session(core, id, session, &parent->cache);
+    qe_timeline *t = adopt_session(core, id, session, &parent->cache, parent->synthetic);
     t->n_computed = MIN(parent->n_computed, n_tokens);
 }
 

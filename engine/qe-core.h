@@ -36,6 +36,7 @@ typedef struct qe_timeline {
     bool evicted;              /* pages were given up since the last turn */
     GError *broken;            /* the fork that should have made it failed; its first request says so */
     bool temporary;            /* an eval without a session */
+    bool synthetic;            /* prompts that find nothing cached are filled, not computed */
 } qe_timeline;
 
 typedef struct qe_core qe_core;
@@ -58,7 +59,8 @@ struct qe_core {
     uint64_t memory_reserve;    /* of device memory */
     uint64_t host_bytes_wanted; /* 0: a default, 1: none */
     uint64_t ring_bytes;        /* on a device with memory of its own */
-    qe_host_path host_path;
+    qe_host_path host_path_wanted;
+    char *host_paths_file;   /* NULL: none */
     char *disk_dir;          /* NULL: no disk tier */
     uint64_t disk_bytes_max; /* its quota */
     uint32_t context_wanted, step_rows_wanted, step_ms_shared, step_ms_alone;
@@ -87,7 +89,9 @@ struct qe_core {
     qk_context *context;
     qk_context_params params;
     qe_steps *steps;
-    qk_host_attender *attender; /* NULL: the CPU attends to no host pages for this device */
+    qe_host_path host_paths[QE_KV_CLASSES]; /* never AUTO */
+    qk_host_attender *attender;             /* NULL: the CPU attends to no host pages for this device */
+    qk_buffer *synthetic[QE_KV_CLASSES];    /* of qe-core-synthetic.c; NULL until needed */
     char *numerics; /* what the bits of a page depend on beside model and layout: backend and kernels */
     /* Steps of sessions with pages off the device take long: they alternate with the others by time (ms). */
     double heavy_ms, light_ms_since;
@@ -118,7 +122,8 @@ void qe_core_unload(qe_core *core);
 bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError **error);
 
 /* @cache: checked. @disk_key may be NULL. */
-void qe_core_open(qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key);
+void qe_core_open(
+    qe_core *core, qe_session_id id, const qe_cache_config *cache, const char *disk_key, bool synthetic);
 /* Another mode for the turns to come; no request runs. */
 void qe_core_set_cache(qe_core *core, qe_session_id id, const qe_cache_config *cache);
 void qe_core_prefetch(qe_core *core, qe_session_id id);
@@ -147,6 +152,11 @@ void qe_core_enforce_cap(qe_core *core, qe_timeline *t); /* its device_tokens_ma
 uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed);
 bool qe_core_move(qe_core *core);       /* takes note of copies, enqueues those asked for; false: lost */
 bool qe_core_wait_moves(qe_core *core); /* waits for the oldest copy; false: none is on its way, or lost */
+
+/* Benchmarks (qe-core-synthetic.c): random bytes for @n pages of a synthetic session from entry @first of its page table on,
+ * which are TAIL. */
+bool qe_core_write_synthetic(qe_core *core, const qe_timeline *t, uint32_t first, uint32_t n, GError **error);
+void qe_core_drop_synthetic(qe_core *core); /* before the backend goes; nothing is on its way */
 
 /* The disk tier (qe-core-disk.c). */
 void qe_core_disk_start(qe_core *core); /* with the model's pools; no failure but a reason */

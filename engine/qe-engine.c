@@ -179,7 +179,7 @@ static void run_command(qe_engine *self, qe_command *command)
         run_recover(self);
         break;
     case QE_COMMAND_OPEN:
-        qe_core_open(&self->core, command->session, &command->cache, command->disk_key);
+        qe_core_open(&self->core, command->session, &command->cache, command->disk_key, command->synthetic);
         break;
     case QE_COMMAND_FORK:
         qe_core_fork(&self->core, command->session, command->parent, command->keep_messages);
@@ -306,7 +306,8 @@ qe_engine *qe_engine_new_with_backend(
         .context_wanted = o->context_max,
         .host_bytes_wanted = o->host_bytes_max,
         .ring_bytes = o->ring_bytes ? o->ring_bytes : QE_RING_BYTES_DEFAULT,
-        .host_path = o->host_path,
+        .host_path_wanted = o->host_path,
+        .host_paths_file = g_strdup(o->host_paths_file),
         .disk_dir = g_strdup(o->disk_dir),
         .disk_bytes_max = o->disk_bytes_max,
         .memory_reserve = o->memory_reserve ? o->memory_reserve : QE_MEMORY_RESERVE_DEFAULT,
@@ -531,11 +532,17 @@ qe_session_id qe_engine_open_session_with(qe_engine *self, const qe_session_opti
             strlen(options->disk_key), QE_DISK_KEY_BYTES_MAX);
         return 0;
     }
+    if (options->synthetic && (options->disk_key || options->cache.use_cache)) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "A synthetic session has %s; expected none",
+            options->disk_key ? "a disk_key" : "use_cache");
+        return 0;
+    }
     qe_mutex_lock(&self->lock);
     if (require_model(self, true, error)) {
         qe_command *command = command_new(QE_COMMAND_OPEN);
         command->cache = options->cache;
         command->disk_key = g_strdup(options->disk_key);
+        command->synthetic = options->synthetic;
         id = add_session(self, command, error);
     }
     qe_mutex_unlock(&self->lock);

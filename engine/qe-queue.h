@@ -37,6 +37,7 @@ typedef struct {
     uint64_t kv_bytes;     /* SET_KV */
     qe_cache_config cache; /* OPEN, SET_CACHE */
     char *disk_key;        /* OPEN: owned; may be NULL. DELETE_FILES: owned */
+    bool synthetic;        /* OPEN */
 } qe_command;
 
 typedef struct qe_queue qe_queue;

@@ -50,6 +50,11 @@ static bool check_params(const qe_generate_params *params, GError **error)
             error, QE_ERROR, QE_ERROR_INVALID, "n_top must be at most %d, not %u", QE_TOP_MAX, params->n_top);
         return false;
     }
+    if (params->n_profile > params->max_tokens) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "n_profile must be at most max_tokens (%u), not %u",
+            params->max_tokens, params->n_profile);
+        return false;
+    }
     guint n_stop = params->stop ? g_strv_length((char **)params->stop) : 0;
     if (n_stop > QE_STOP_STRINGS_MAX) {
         g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "At most %u stop strings, not %u", QE_STOP_STRINGS_MAX,
@@ -112,6 +117,7 @@ qe_request *qe_request_new(
     self->ignore_eos = params->ignore_eos;
     self->no_reuse = params->no_reuse;
     self->n_top = params->n_top;
+    self->n_profile = params->n_profile;
     qe_sampler_to_kernel(&params->sampling, &self->sampling);
     if (params->ids) {
         self->ids = g_memdup2(params->ids, (gsize)params->n_ids * sizeof *params->ids);

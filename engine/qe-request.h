@@ -39,7 +39,7 @@ struct qe_request {
     uint32_t max_tokens;
     char **stop; /* may be NULL */
     bool ignore_eos, no_reuse;
-    uint32_t n_top;
+    uint32_t n_top, n_profile;
     /* eval: no reply; the logits of [eval_first, n_ids) go to eval_out, which outlives the request's end. */
     bool is_eval;
     uint32_t eval_first;

@@ -123,7 +123,8 @@ bool qe_steps_begin(qe_steps *self, uint32_t kv_class, bool heavy, qe_host_path 
     qk_plan *plan = qk_step_plan(l->step);
     plan->n_rows = plan->n_seqs = plan->n_pages = plan->n_outputs = 0;
     plan->kv_class = kv_class;
-    /* Streaming is what a card measured faster; a backend on host memory looks at neither. */
+    plan->profile = 0;
+    /* A backend on host memory looks at neither. */
     plan->host_path = path == QE_HOST_PATH_READ ? QK_HOST_READ : QK_HOST_STREAM;
     l->attended = 0;
     l->n_prefill = l->n_decode = 0;
@@ -232,6 +233,7 @@ void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *
         m->sample_output = add_output(plan, last, flags, slot, sampling);
     }
     l->attended += qe_cost_attended(m->start - (m->n_pages - m->n_attended) * QK_PAGE_TOKENS, m->n_rows);
+    plan->profile |= m->profile;
     if (m->decode)
         l->n_decode++;
     else

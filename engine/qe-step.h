@@ -25,6 +25,7 @@ typedef struct {
     bool samples;                 /* its last row draws a token */
     uint32_t sample_output;       /* index of that output */
     bool wants_top;               /* the logits of that output are wanted too */
+    bool profile;                 /* the step is to time its parts */
     uint32_t n_logits;            /* eval: the last n rows copy their logits out */
     uint32_t logits_output;       /* index of the first of them */
     qe_session_select select;     /* of a decode row; all 0: exact */

@@ -50,6 +50,15 @@ const char *qe_version(void);
 /* Memory read rate and float32 rate of a backend's device (NULL: the CPU), for benchmarks. Blocks for about a second. */
 bool qe_measure_machine(const char *backend, const char *isa, uint32_t n_threads, double *read_bytes_per_s,
     double *flops, GError **error);
+/* Benchmarks: memory of a card that is taken and not used, so that engines of this process find only what is left, as on a
+ * smaller card. Made before them, freed after them, on one thread. */
+typedef struct qe_ballast qe_ballast;
+/* @hold: so many bytes; or 0 and @leave: all but what lets this process have @leave bytes of the card beside the ballast,
+ * its CUDA context (which is there from then on) included. @device: as of qe_engine_options. */
+qe_ballast *qe_ballast_new(const char *device, uint64_t hold, uint64_t leave, GError **error);
+uint64_t qe_ballast_bytes(
+    const qe_ballast *ballast);                /* of what qe_device_view.memory_process counts; NULL: 0 */
+void qe_ballast_free(qe_ballast *ballast);     /* NULL is fine */
 #define QE_MEMORY_RESERVE_DEFAULT (1ull << 30) /* of device memory, left to the desktop */
 #define QE_RING_BYTES_DEFAULT     (256ull << 20)
 
@@ -115,11 +124,18 @@ bool qe_cache_config_check(
 typedef enum { QE_KV_BF16 = 0, QE_KV_F32 = 1 } qe_kv_class;
 /* How decode reads pages that lie in host memory; on a device with memory of its own. */
 typedef enum {
-    QE_HOST_PATH_AUTO = 0,
-    QE_HOST_PATH_READ,   /* the kernels read them over the bus */
-    QE_HOST_PATH_STREAM, /* copied layer by layer to a ring on the device */
-    QE_HOST_PATH_CPU,    /* the CPU attends to them in place */
+    QE_HOST_PATH_AUTO = 0, /* what was measured and kept in host_paths_file, else STREAM */
+    QE_HOST_PATH_READ,     /* the kernels read them over the bus */
+    QE_HOST_PATH_STREAM,   /* copied layer by layer to a ring on the device */
+    QE_HOST_PATH_CPU,      /* the CPU attends to them in place */
+    QE_N_HOST_PATHS,
 } qe_host_path;
+const char *qe_host_path_name(qe_host_path path); /* "auto", "read", "stream", "cpu" */
+bool qe_host_path_parse(const char *name, qe_host_path *out);
+/* Keeps what was measured under @key (a qe_memory_plan's): @path is the choice, @ms what a token took each way (0: not
+ * measured) with @n_tokens in host memory. The file's folder is made. Engines find it at their next load. */
+bool qe_host_paths_store(const char *file, const char *key, qe_host_path path, uint32_t n_tokens,
+    const double ms[QE_N_HOST_PATHS], GError **error);
 
 typedef struct {
     const char *backend; /* NULL: the best available; when that fails for want of memory or device, the CPU */
@@ -132,6 +148,7 @@ typedef struct {
      * device's memory is host memory, the default is none. */
     uint64_t host_bytes_max;
     qe_host_path host_path;
+    const char *host_paths_file; /* where measured choices are kept, for AUTO; NULL: nowhere */
     uint64_t ring_bytes; /* device memory through which host pages are streamed; 0: QE_RING_BYTES_DEFAULT */
     /* Where pages are kept over restarts (made with mode 0700; its parent is there); NULL: nowhere. Pages go there by way
      * of host memory: without any (host_bytes_max) there is no disk tier. One engine uses a directory at a time. */
@@ -164,6 +181,10 @@ typedef struct {
     uint64_t host_kv, host_kv_tokens;            /* host memory for pages beside it; 0: none */
     uint64_t page_bytes, page_bytes_int8;        /* of one page of 16 tokens */
     bool has_selective;                          /* the device can choose pages */
+    /* On a card with host memory for pages: the way to them for pages of the engine's class and for int8 pages, why, and
+     * under which key a measured choice is kept. All owned; NULL otherwise. */
+    qe_host_path host_path, host_path_int8;
+    char *host_path_why, *host_path_int8_why, *host_path_key, *host_path_int8_key;
     char *problem; /* owned: why the load would fail and what to change; NULL: it fits */
 } qe_memory_plan;
 
@@ -223,6 +244,10 @@ typedef struct {
     /* The conversation's name in the disk tier: UTF-8, at most 128 bytes, one open session at a time; NULL: it is not kept
      * there. Kept are the full pages of tiered sessions that use the cache (use_cache); int8 pages are not. */
     const char *disk_key;
+    /* Benchmarks: of a generated reply's prompt that finds nothing cached, the pages before its last token are filled with
+     * random K and V instead of being computed, so that decoding can be timed at lengths whose prompt takes too long. What
+     * it says means nothing. Needs use_cache false and no disk_key: nobody else finds such a page. */
+    bool synthetic;
 } qe_session_options;
 void qe_session_options_init(qe_session_options *options);
 /* As above, with a cache mode of its own. QE_ERROR_INVALID for a config that qe_cache_config_check() refuses. */
@@ -290,7 +315,10 @@ typedef struct {
     bool ignore_eos;         /* benchmarks */
     bool no_reuse;           /* prefill everything again (benchmarks, checks) */
     uint32_t n_top;          /* report the n largest logits after the prompt; QE_TOP_MAX at most */
-    qe_wakeup_fn wakeup;     /* this request has news; may be NULL */
+    /* The last n of max_tokens are decoded in steps that time their parts, for the receipt's profile (benchmarks). Such
+     * steps take longer; the first token of a reply is never one of them. */
+    uint32_t n_profile;
+    qe_wakeup_fn wakeup; /* this request has news; may be NULL */
     void *wakeup_user;
 } qe_generate_params;
 #define QE_TOP_MAX 1024
@@ -327,15 +355,27 @@ typedef enum {
 } qe_mismatch;
 const char *qe_mismatch_name(qe_mismatch mismatch);
 
+/* Where the time of decode steps went, in milliseconds, summed over the steps. A step with several sequences counts whole
+ * for each of them. */
+typedef struct {
+    uint32_t n_steps; /* 0: nothing was measured */
+    double step_ms; /* as the engine sees them, from submission or the end of the step before to the result */
+    double embed_ms, project_ms, kv_ms, attend_ms, mlp_ms, head_ms, sample_ms; /* as qk_part names them */
+    /* attend_ms has keys' and values' way into their pages too; kv_ms is the same work done once more by itself, and is
+     * not one of the parts that add up. */
+    bool kv_in_attend;
+} qe_profile;
+
 typedef struct {
     qe_cache_mode mode;
     uint32_t n_prompt; /* tokens of the whole timeline before the reply */
     uint32_t n_reused; /* of those, whose KV was there, in whatever tier */
     uint32_t n_shared; /* of the reused, those computed by another conversation and found by their ids */
     uint32_t n_restored_host,
-        n_restored_disk; /* of the reused, those brought back to the device for this turn */
-    uint32_t n_on_host;  /* of the reused, those attended to where they are, in host memory */
-    uint32_t n_new;      /* prefilled now: n_prompt - n_reused */
+        n_restored_disk;  /* of the reused, those brought back to the device for this turn */
+    uint32_t n_on_host;   /* of the reused, those attended to where they are, in host memory */
+    uint32_t n_new;       /* prefilled now: n_prompt - n_reused - n_synthetic */
+    uint32_t n_synthetic; /* filled with random K and V: a synthetic session's */
     uint32_t
         n_recomputed; /* known tokens computed again (stripped reasoning, dropped pages, recovery, a pause for pages) */
     uint32_t n_generated;
@@ -347,6 +387,7 @@ typedef struct {
     double restore_ms;                                      /* from admission until the pages were back */
     double queue_ms, first_token_ms, prefill_ms, decode_ms; /* first_token_ms: from the call */
     double prefill_tokens_per_s, decode_tokens_per_s;
+    qe_profile profile; /* of the request's n_profile */
     uint64_t seed;
 } qe_receipt;
 

@@ -530,6 +530,8 @@ qk_status qk_plan_check(const qk_plan *plan, const qk_shape *shape, const qk_con
     if (plan->host_path > QK_HOST_STREAM)
         FAIL("plan: host_path is %u, expected %u or %u", plan->host_path, (unsigned)QK_HOST_READ,
             (unsigned)QK_HOST_STREAM);
+    if (plan->profile > 1)
+        FAIL("plan: profile is %u, expected 0 or 1", plan->profile);
     for (uint32_t r = 0; r < plan->n_rows; r++) {
         int32_t token = plan->tokens[r];
         if (token >= 0 && (uint32_t)token >= shape->vocab)

@@ -90,6 +90,7 @@ struct mock_step {
     qk_step *inner;
     qk_plan plan;
     qk_result result;
+    qk_profile profile;
     qk_output_result *outputs; /* [outputs_max] */
     float *logits;             /* [outputs_max, vocab], NULL without logits_max */
     qk_status status;          /* QK_PENDING from submit to done */

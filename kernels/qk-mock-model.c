@@ -497,6 +497,7 @@ static void copy_plan(qk_plan *to, const qk_plan *from)
     to->n_outputs = from->n_outputs;
     to->kv_class = from->kv_class;
     to->host_path = from->host_path;
+    to->profile = from->profile;
     memcpy(to->tokens, from->tokens, from->n_rows * sizeof(*from->tokens));
     memcpy(to->seqs, from->seqs, from->n_seqs * sizeof(*from->seqs));
     if (from->host_pages != NULL)
@@ -546,7 +547,8 @@ static bool plan_unchanged(const qk_mock *mock, const mock_step *step)
 {
     const qk_plan *a = &step->plan, *b = qk_step_plan(step->inner);
     if (a->n_rows != b->n_rows || a->n_seqs != b->n_seqs || a->n_pages != b->n_pages ||
-        a->n_outputs != b->n_outputs || a->kv_class != b->kv_class || a->host_path != b->host_path)
+        a->n_outputs != b->n_outputs || a->kv_class != b->kv_class || a->host_path != b->host_path ||
+        a->profile != b->profile)
         return false;
     if (memcmp(a->tokens, b->tokens, a->n_rows * sizeof(*a->tokens)) != 0 ||
         memcmp(a->seqs, b->seqs, a->n_seqs * sizeof(*a->seqs)) != 0 ||
@@ -599,6 +601,11 @@ static void copy_results(mock_step *step)
         step->outputs[i] = inner->outputs[i];
         if (plan->outputs[i].flags & QK_OUTPUT_LOGITS)
             memcpy(step->logits + i * vocab, inner->logits + i * vocab, vocab * sizeof(float));
+    }
+    step->result.profile = NULL;
+    if (inner->profile) {
+        step->profile = *inner->profile;
+        step->result.profile = &step->profile;
     }
 }
 

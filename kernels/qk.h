@@ -366,12 +366,34 @@ typedef enum {
     QK_HOST_STREAM = 1, /* through the ring */
 } qk_host_path;
 
+/* Where a step's time goes. Norms count with the product behind them. */
+typedef enum {
+    QK_PART_EMBED,   /* plan, positions, embeddings */
+    QK_PART_PROJECT, /* QKV and O */
+    QK_PART_KV,      /* norm and rotation of the heads; keys and values into their pages */
+    QK_PART_ATTEND,  /* attention over the pages, and waiting for those in host memory */
+    QK_PART_MLP,
+    QK_PART_HEAD,   /* the output layer */
+    QK_PART_SAMPLE, /* sampling, and copies of raw logits */
+    QK_N_PARTS,
+} qk_part;
+
+typedef struct {
+    double ms[QK_N_PARTS]; /* summed over the layers */
+    /* One kernel does what KV and ATTEND name: ms[ATTEND] has both, and ms[KV] is what a kernel of its own took for the same
+     * work once more: a part of ms[ATTEND] beside it, not to be added to the others. */
+    bool kv_in_attend;
+} qk_profile;
+
 typedef struct qk_plan {
     uint32_t n_rows, n_seqs, n_pages, n_outputs;
     uint32_t kv_class;  /* 0: all pages have params.layout; 1: params.layout_1 */
     uint32_t host_path; /* qk_host_path */
-    int32_t *tokens;    /* [rows_max]: >= 0 a token id; ~slot (negative) the token in that slot */
-    qk_seq *seqs;       /* [seqs_max] */
+    /* 1: the step times its parts: qk_result.profile. It computes the same, more slowly where that means that no graph can
+     * be replayed (CUDA), and the first such step may allocate. 0 costs nothing. */
+    uint32_t profile;
+    int32_t *tokens; /* [rows_max]: >= 0 a token id; ~slot (negative) the token in that slot */
+    qk_seq *seqs;    /* [seqs_max] */
     uint64_t
         *pages; /* [pages_max]: device-visible base address of each page, and QK_PAGE_HOST. 0: outside (whole
                            spans only, never the pages that this step writes; needs a partial function) */
@@ -399,6 +421,7 @@ typedef struct {
 typedef struct {
     const qk_output_result *outputs; /* [n_outputs] */
     const float *logits; /* [n_outputs, vocab] host memory; only rows flagged QK_OUTPUT_LOGITS are set */
+    const qk_profile *profile; /* NULL: the plan did not ask for it */
 } qk_result;
 
 typedef struct {

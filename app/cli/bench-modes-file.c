@@ -11,7 +11,7 @@
 
 #include "app/cli/cli-json.h"
 
-#define FILE_VERSION 1
+#define FILE_VERSION 2
 #define DEPTH_MAX 32
 
 static void
@@ -78,11 +78,12 @@ modes_table_find (const ModesTable *table, uint32_t length, const ModesMode *mod
 static void
 append_turn (GString *json, const ModesTurn *t, gboolean with_ids)
 {
-  g_string_append_printf (json,
-                          "{\"prompt\": %u, \"new\": %u, \"reused\": %u, \"restored_host\": %u, "
-                          "\"restored_disk\": %u, \"on_host\": %u, \"recomputed\": %u",
-                          t->n_prompt, t->n_new, t->n_reused, t->n_restored_host,
-                          t->n_restored_disk, t->n_on_host, t->n_recomputed);
+  g_string_append_printf (
+      json,
+      "{\"prompt\": %u, \"new\": %u, \"reused\": %u, \"restored_host\": %u, "
+      "\"restored_disk\": %u, \"on_host\": %u, \"recomputed\": %u, \"synthetic\": %u",
+      t->n_prompt, t->n_new, t->n_reused, t->n_restored_host, t->n_restored_disk, t->n_on_host,
+      t->n_recomputed, t->n_synthetic);
   const struct
   {
     const char *name;
@@ -94,7 +95,9 @@ append_turn (GString *json, const ModesTurn *t, gboolean with_ids)
   for (gsize i = 0; i < G_N_ELEMENTS (times); i++)
     {
       g_string_append_printf (json, ", \"%s\": ", times[i].name);
-      cli_json_append_number (json, times[i].value, 4);
+      /* A filled turn's zeros are no times; on file they stay what they are. */
+      cli_json_append_number (
+          json, !with_ids && t->n_synthetic > 0 && times[i].value == 0 ? NAN : times[i].value, 4);
     }
   if (with_ids)
     {
@@ -114,6 +117,36 @@ append_sizes (GString *json, const char *name, const guint64 sizes[QE_N_TIERS])
                           ", \"%s\": {\"gpu\": %" G_GUINT64_FORMAT ", \"host\": %" G_GUINT64_FORMAT
                           ", \"disk\": %" G_GUINT64_FORMAT "}",
                           name, sizes[QE_TIER_GPU], sizes[QE_TIER_HOST], sizes[QE_TIER_DISK]);
+}
+
+/* A profile's figures by name. */
+typedef struct
+{
+  const char *name;
+  gsize offset;
+} ProfileField;
+static const ProfileField profile_fields[] = {
+  { "step_ms", G_STRUCT_OFFSET (qe_profile, step_ms) },
+  { "embed_ms", G_STRUCT_OFFSET (qe_profile, embed_ms) },
+  { "project_ms", G_STRUCT_OFFSET (qe_profile, project_ms) },
+  { "kv_ms", G_STRUCT_OFFSET (qe_profile, kv_ms) },
+  { "attend_ms", G_STRUCT_OFFSET (qe_profile, attend_ms) },
+  { "mlp_ms", G_STRUCT_OFFSET (qe_profile, mlp_ms) },
+  { "head_ms", G_STRUCT_OFFSET (qe_profile, head_ms) },
+  { "sample_ms", G_STRUCT_OFFSET (qe_profile, sample_ms) },
+};
+
+static void
+append_profile (GString *json, const qe_profile *p)
+{
+  g_string_append_printf (json, ", \"profile\": {\"steps\": %u, \"kv_in_attend\": %s", p->n_steps,
+                          p->kv_in_attend ? "true" : "false");
+  for (gsize i = 0; i < G_N_ELEMENTS (profile_fields); i++)
+    {
+      g_string_append_printf (json, ", \"%s\": ", profile_fields[i].name);
+      cli_json_append_number (json, G_STRUCT_MEMBER (double, p, profile_fields[i].offset), 4);
+    }
+  g_string_append_c (json, '}');
 }
 
 static const char *const state_names[] = {
@@ -140,6 +173,7 @@ append_cell (GString *json, const ModesCell *c, gboolean with_ids)
                           c->peak_process, c->peak_kv);
   append_sizes (json, "peak_used_bytes", c->peak_used);
   append_sizes (json, "peak_reserved_bytes", c->peak_reserved);
+  append_profile (json, &c->profile);
   g_string_append (json, ", \"turns\": [");
   for (guint i = 0; i < c->turns->len; i++)
     {
@@ -256,7 +290,8 @@ read_turn (const Reader *r, JsonObject *object, ModesTurn *t)
                  { "restored_host", &t->n_restored_host },
                  { "restored_disk", &t->n_restored_disk },
                  { "on_host", &t->n_on_host },
-                 { "recomputed", &t->n_recomputed } };
+                 { "recomputed", &t->n_recomputed },
+                 { "synthetic", &t->n_synthetic } };
   const struct
   {
     const char *name;
@@ -310,6 +345,27 @@ read_sizes (const Reader *r, JsonObject *object, const char *name, guint64 out[Q
 }
 
 static gboolean
+read_profile (const Reader *r, JsonObject *cell, qe_profile *out)
+{
+  JsonNode *node = member (cell, "profile", JSON_NODE_OBJECT), *flag;
+  JsonObject *object = node != NULL ? json_node_get_object (node) : NULL;
+  double n;
+
+  if (object == NULL || !get_number (object, "steps", G_MAXUINT32, &n))
+    return refuse (r, "profile", "an object with steps in every cell");
+  out->n_steps = (uint32_t)n;
+  flag = member (object, "kv_in_attend", JSON_NODE_VALUE);
+  if (flag == NULL || json_node_get_value_type (flag) != G_TYPE_BOOLEAN)
+    return refuse (r, "kv_in_attend", "true or false in every profile");
+  out->kv_in_attend = json_node_get_boolean (flag);
+  for (gsize i = 0; i < G_N_ELEMENTS (profile_fields); i++)
+    if (!get_number (object, profile_fields[i].name, G_MAXDOUBLE,
+                     &G_STRUCT_MEMBER (double, out, profile_fields[i].offset)))
+      return refuse (r, profile_fields[i].name, "milliseconds in every profile");
+  return TRUE;
+}
+
+static gboolean
 read_cell (const Reader *r, JsonObject *object, ModesTable *table)
 {
   const char *mode = get_text (object, "mode"), *state = get_text (object, "state");
@@ -354,7 +410,8 @@ read_cell (const Reader *r, JsonObject *object, ModesTable *table)
     }
   if (cell->state == MODES_CELL_DONE && cell->turns->len == 0)
     return refuse (r, "turns", "one or more in a cell that is done");
-  return read_sizes (r, object, "peak_used_bytes", cell->peak_used)
+  return read_profile (r, object, &cell->profile)
+         && read_sizes (r, object, "peak_used_bytes", cell->peak_used)
          && read_sizes (r, object, "peak_reserved_bytes", cell->peak_reserved);
 }
 

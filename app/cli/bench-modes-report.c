@@ -112,6 +112,7 @@ static Agreement
 agreement_of (const ModesTable *table, const ModesCell *cell)
 {
   Agreement a = { NULL, 0, -1, -1 };
+  guint n;
 
   for (gsize i = 0; i < MODES_N && a.base == NULL; i++)
     {
@@ -124,7 +125,11 @@ agreement_of (const ModesTable *table, const ModesCell *cell)
     a.base = NULL;
   if (a.base == NULL)
     return a;
-  for (guint i = 0; i < MIN (cell->turns->len, a.base->turns->len) && a.turn < 0; i++)
+  /* With synthetic pages, modes that keep nothing fill later turns' new tokens too, which the others compute. */
+  n = MIN (cell->turns->len, a.base->turns->len);
+  if (table->synthetic)
+    n = MIN (n, 1);
+  for (guint i = 0; i < n && a.turn < 0; i++)
     {
       a.position = modes_first_difference (g_ptr_array_index (cell->turns, i),
                                            g_ptr_array_index (a.base->turns, i));
@@ -191,9 +196,13 @@ print_turns (const ModesTable *table, const ModesAgainst *against, uint32_t leng
           const ModesTurn *t = g_ptr_array_index (c->turns, k);
           TurnReductions r = reduce_turn (&b, t, k);
 
-          printf ("%-12s %4u %7u %7u %7u %7u %7u %7u %11.2f %11.2f %9.3f", c->mode->name, k + 1,
-                  t->n_prompt, t->n_new, t->n_reused, t->n_on_host, t->n_restored_host,
-                  t->n_restored_disk, t->first_token_ms, t->e2e_ms, t->ms_per_token);
+          printf ("%-12s %4u %7u %7u %7u %7u %7u %7u", c->mode->name, k + 1, t->n_prompt, t->n_new,
+                  t->n_reused, t->n_on_host, t->n_restored_host, t->n_restored_disk);
+          if (t->n_synthetic > 0)
+            printf (" %11s %11s", "synthetic", "-");
+          else
+            printf (" %11.2f %11.2f", t->first_token_ms, t->e2e_ms);
+          printf (" %9.3f", t->ms_per_token);
           print_percent (r.first_rebuild, 9);
           print_percent (r.e2e_rebuild, 9);
           if (against->name != NULL)
@@ -204,6 +213,58 @@ print_turns (const ModesTable *table, const ModesAgainst *against, uint32_t leng
           putchar ('\n');
         }
     }
+}
+
+/* The article's four parts of a decode step, in ms a token, and what the step took besides. The engine's time of a step
+ * begins when it read the one before, which may have ended earlier: the rest can come out a little below zero. */
+typedef struct
+{
+  double step, kv, attention, of_it_pages, mlp, sampling, rest;
+} Parts;
+
+static Parts
+parts_of (const qe_profile *p)
+{
+  double n = p->n_steps;
+  Parts parts = {
+    .step = p->step_ms / n,
+    .kv = p->kv_ms / n,
+    .attention = (p->project_ms + p->attend_ms) / n,
+    .of_it_pages = p->attend_ms / n,
+    .mlp = (p->embed_ms + p->mlp_ms + p->head_ms) / n,
+    .sampling = p->sample_ms / n,
+  };
+
+  /* The KV update by itself is measured beside the attention that has it too, so the step took it twice. */
+  parts.rest = parts.step - parts.kv - parts.attention - parts.mlp - parts.sampling;
+  return parts;
+}
+
+static void
+print_parts (const ModesTable *table, uint32_t length)
+{
+  gboolean twice = FALSE, any = FALSE;
+
+  for (guint i = 0; i < table->cells->len; i++)
+    {
+      const ModesCell *c = g_ptr_array_index (table->cells, i);
+      Parts p;
+
+      if (c->length != length || c->profile.n_steps == 0)
+        continue;
+      if (!any)
+        printf ("%-12s %9s %9s %9s %9s %9s %9s %9s\n", "mode", "step ms", "KV update", "attention",
+                "(pages)", "emb+MLP", "sampling", "rest");
+      p = parts_of (&c->profile);
+      any = TRUE;
+      twice |= c->profile.kv_in_attend;
+      printf ("%-12s %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f\n", c->mode->name, p.step, p.kv,
+              p.attention, p.of_it_pages, p.mlp, p.sampling, p.rest);
+    }
+  if (twice)
+    puts ("The attention's kernel updates the KV too: its time is in attention; KV update is the "
+          "same "
+          "work done once more by itself, and the step took both.");
 }
 
 static void
@@ -274,7 +335,17 @@ modes_print_text (const ModesTable *table, const ModesAgainst *against)
         "host, disk: brought back from there.");
   if (against->name != NULL)
     printf ("*: reduction against %s with one prompt of the same length.\n", against->name);
-  puts ("KV update, attention, embedding and MLP, sampling: " MODES_NOT_MEASURED ".");
+  if (table->synthetic)
+    puts ("SYNTHETIC: first prompts were not computed; random pages stand in their place. Only "
+          "what comes behind "
+          "them is measured.");
+  if (table->n_profile > 0)
+    printf (
+        "Parts of a decode step: mean of %u steps behind the last turn's, which time themselves "
+        "and "
+        "so take longer than those of ms/token. attention: QKV, pages and O; (pages): of it, over "
+        "the pages. emb+MLP: the output layer too. rest: launches and the host.\n",
+        table->n_profile);
   for (guint i = 0; i < table->cells->len; i++)
     {
       const ModesCell *cell = g_ptr_array_index (table->cells, i);
@@ -287,6 +358,7 @@ modes_print_text (const ModesTable *table, const ModesAgainst *against)
       printf ("\n%u tokens\n", cell->length);
       print_turns (table, against, cell->length);
       print_peaks (table, against, cell->length);
+      print_parts (table, cell->length);
     }
   if (!table->complete)
     puts ("\nNot all was measured: the time limit came first. Go on with the same command.");
@@ -315,6 +387,23 @@ append_csv_text (GString *line, const char *text)
   g_string_append_c (line, '"');
 }
 
+/* On a cell's last line. */
+static void
+append_csv_parts (GString *line, const qe_profile *profile)
+{
+  Parts p = { NAN, NAN, NAN, NAN, NAN, NAN, NAN };
+
+  if (profile != NULL && profile->n_steps > 0)
+    p = parts_of (profile);
+  append_csv_number (line, p.step, 4);
+  append_csv_number (line, p.kv, 4);
+  append_csv_number (line, p.attention, 4);
+  append_csv_number (line, p.of_it_pages, 4);
+  append_csv_number (line, p.mlp, 4);
+  append_csv_number (line, p.sampling, 4);
+  append_csv_number (line, p.rest, 4);
+}
+
 static void
 print_csv_line (const ModesTable *table, const ModesAgainst *against, const ModesCell *c, guint k)
 {
@@ -327,16 +416,16 @@ print_csv_line (const ModesTable *table, const ModesAgainst *against, const Mode
   g_string_append_printf (line, "%u,%s,%s,", c->length, c->mode->name, states[c->state]);
   if (t != NULL)
     {
-      g_string_append_printf (line, "%u,%u,%u,%u,%u,%u,%u,%u", k + 1, t->n_prompt, t->n_new,
+      g_string_append_printf (line, "%u,%u,%u,%u,%u,%u,%u,%u,%u", k + 1, t->n_prompt, t->n_new,
                               t->n_reused, t->n_restored_host, t->n_restored_disk, t->n_on_host,
-                              t->n_recomputed);
-      append_csv_number (line, t->first_token_ms, 4);
-      append_csv_number (line, t->e2e_ms, 4);
+                              t->n_recomputed, t->n_synthetic);
+      append_csv_number (line, t->n_synthetic > 0 ? NAN : t->first_token_ms, 4);
+      append_csv_number (line, t->n_synthetic > 0 ? NAN : t->e2e_ms, 4);
       append_csv_number (line, t->ms_per_token, 4);
       append_csv_number (line, t->restore_ms, 4);
     }
   else
-    g_string_append (line, ",,,,,,,,,,,");
+    g_string_append (line, ",,,,,,,,,,,,");
   if (table->on_card && t != NULL)
     g_string_append_printf (line, ",%" G_GUINT64_FORMAT, c->peak_process);
   else
@@ -355,6 +444,7 @@ print_csv_line (const ModesTable *table, const ModesAgainst *against, const Mode
   append_csv_number (line, r.first_against, 2);
   append_csv_number (line, r.e2e_against, 2);
   append_csv_number (line, t != NULL ? peak_against (table, &b, c) : NAN, 2);
+  append_csv_parts (line, t != NULL && k + 1 == c->turns->len ? &c->profile : NULL);
   append_csv_text (line, c->note);
   puts (line->str);
 }
@@ -363,11 +453,13 @@ void
 modes_print_csv (const ModesTable *table, const ModesAgainst *against)
 {
   puts ("tokens,mode,state,turn,prompt,new,reused,restored_host,restored_disk,on_host,recomputed,"
+        "synthetic,"
         "first_token_ms,e2e_ms,ms_per_token,restore_ms,peak_process_bytes,peak_kv_bytes,"
         "peak_gpu_bytes,peak_host_bytes,peak_disk_bytes,first_token_less_than_rebuild_percent,"
         "e2e_less_than_rebuild_percent,peak_less_than_rebuild_percent,"
         "first_token_less_than_against_percent,e2e_less_than_against_percent,"
-        "peak_less_than_against_percent,note");
+        "peak_less_than_against_percent,parts_step_ms,kv_update_ms,attention_ms,"
+        "attention_pages_ms,embedding_mlp_ms,sampling_ms,rest_ms,note");
   for (guint i = 0; i < table->cells->len; i++)
     {
       const ModesCell *c = g_ptr_array_index (table->cells, i);
@@ -389,6 +481,31 @@ append_members (GString *json, const char *const names[], const double values[],
     }
 }
 
+/* Of one step, in ms; null when none was measured. */
+static void
+append_parts (GString *json, const qe_profile *profile)
+{
+  static const char *const names[]
+      = { "step_ms",          "kv_update_ms", "attention_ms", "attention_pages_ms",
+          "embedding_mlp_ms", "sampling_ms",  "rest_ms" };
+  Parts p;
+
+  if (profile->n_steps == 0)
+    {
+      g_string_append (json, "null");
+      return;
+    }
+  p = parts_of (profile);
+  const double values[] = { p.step, p.kv, p.attention, p.of_it_pages, p.mlp, p.sampling, p.rest };
+  for (gsize i = 0; i < G_N_ELEMENTS (names); i++)
+    {
+      g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "{", names[i]);
+      cli_json_append_number (json, values[i], 4);
+    }
+  g_string_append_printf (json, ", \"kv_update_also_in_attention\": %s}",
+                          profile->kv_in_attend ? "true" : "false");
+}
+
 static void
 append_comparison (GString *json, const ModesTable *table, const ModesAgainst *against,
                    const ModesCell *c)
@@ -403,6 +520,8 @@ append_comparison (GString *json, const ModesTable *table, const ModesAgainst *a
   g_string_append_printf (json, "{\"tokens\": %u, \"mode\": \"%s\", \"exact\": %s, ", c->length,
                           c->mode->name, c->mode->exact ? "true" : "false");
   append_members (json, peak_names, peaks, G_N_ELEMENTS (peaks));
+  g_string_append (json, ", \"breakdown\": ");
+  append_parts (json, &c->profile);
   g_string_append (json, ", \"turns\": [");
   for (guint k = 0; k < c->turns->len; k++)
     {
@@ -438,9 +557,10 @@ modes_print_json (const ModesTable *table, const ModesAgainst *against)
   cli_json_append_string (json, table->device, -1);
   g_string_append_printf (json,
                           ", \"gen\": %u, \"new\": %u, \"complete\": %s, \"peak_memory\": \"%s\", "
-                          "\"breakdown\": null, \"breakdown_note\": \"" MODES_NOT_MEASURED "\"",
+                          "\"fill\": \"%s\"",
                           table->n_tokens, table->n_new, table->complete ? "true" : "false",
-                          table->on_card ? "process" : "kv");
+                          table->on_card ? "process" : "kv",
+                          table->synthetic ? "synthetic" : "prompt");
   g_string_append (json, ", \"against\": ");
   if (against->name != NULL)
     cli_json_append_string (json, against->name, -1);

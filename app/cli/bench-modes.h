@@ -7,7 +7,6 @@
 G_BEGIN_DECLS
 
 #define MODES_TURNS_MAX 64
-#define MODES_NOT_MEASURED "not measured: the backends keep no time of a step's parts"
 
 /* Columns of the table: the cache modes, and the article's preset of one. */
 typedef struct
@@ -24,7 +23,8 @@ extern const ModesMode modes_all[MODES_N];
 
 typedef struct
 {
-  uint32_t n_prompt, n_new, n_reused, n_restored_host, n_restored_disk, n_on_host, n_recomputed;
+  uint32_t n_prompt, n_new, n_reused, n_restored_host, n_restored_disk, n_on_host, n_recomputed,
+      n_synthetic; /* filled with random pages: the turn has no first token, no end to end: 0 */
   double first_token_ms, e2e_ms, ms_per_token, restore_ms;
   GArray *ids; /* uint32_t: the reply */
 } ModesTurn;
@@ -45,7 +45,8 @@ typedef struct
   GPtrArray *turns;     /* ModesTurn */
   guint64 peak_process; /* of the card's memory; 0: no card, or unknown */
   guint64 peak_used[QE_N_TIERS], peak_reserved[QE_N_TIERS];
-  guint64 peak_kv; /* used in all tiers at one time */
+  guint64 peak_kv;    /* used in all tiers at one time */
+  qe_profile profile; /* of steps behind the last turn's; n_steps 0: none was measured */
   double seconds;
 } ModesCell;
 
@@ -60,7 +61,9 @@ typedef struct
   char *model, *backend, *device; /* owned */
   gboolean on_card;
   guint n_tokens, n_new, n_turns; /* options */
-  GPtrArray *cells;               /* ModesCell, in order of measurement */
+  guint n_profile;
+  gboolean synthetic; /* first prompts are filled, not computed */
+  GPtrArray *cells;   /* ModesCell, in order of measurement */
   gboolean complete;
 } ModesTable;
 

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 guint64
 cli_bench_random (guint64 *state)
@@ -39,6 +40,51 @@ cli_bench_params (const qe_model_info *info, qe_session_id session, const GArray
   params->max_tokens = n_gen;
   params->ignore_eos = true;
   params->sampling = (qe_sampling_params){ .top_p = 1, .repetition_penalty = 1 };
+}
+
+gboolean
+cli_bench_take_ballast (const char *device, const char *ballast, const char *limit,
+                        qe_ballast **out, int *status)
+{
+  g_autoptr (GError) error = NULL;
+  guint64 hold = 0, leave = 0;
+
+  *out = NULL;
+  if (ballast == NULL && limit == NULL)
+    return TRUE;
+  if (ballast != NULL && limit != NULL)
+    *status = cli_fail (CLI_USAGE, "expected one of --ballast and --device-limit, found both");
+  else if ((ballast != NULL && !cli_parse_size ("--ballast", ballast, &hold, &error))
+           || (limit != NULL && !cli_parse_size ("--device-limit", limit, &leave, &error)))
+    *status = cli_fail (CLI_USAGE, "%s", error->message);
+  else if ((*out = qe_ballast_new (device, hold, leave, &error)) == NULL)
+    *status = cli_fail (CLI_FAILED, "%s", error->message);
+  return *out != NULL;
+}
+
+gboolean
+cli_bench_parse_fill (const char *text, gboolean *synthetic, GError **error)
+{
+  *synthetic = text != NULL && strcmp (text, "synthetic") == 0;
+  if (text == NULL || *synthetic || strcmp (text, "prompt") == 0)
+    return TRUE;
+  g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
+               "--fill: expected prompt or synthetic, found “%s”", text);
+  return FALSE;
+}
+
+qe_session_id
+cli_bench_open_session (qe_engine *engine, const qe_cache_config *cache, gboolean synthetic,
+                        GError **error)
+{
+  qe_session_options options;
+
+  qe_session_options_init (&options);
+  options.cache = *cache;
+  options.synthetic = synthetic;
+  if (synthetic)
+    options.cache.use_cache = false;
+  return qe_engine_open_session_with (engine, &options, error);
 }
 
 gboolean

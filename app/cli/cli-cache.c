@@ -81,19 +81,8 @@ cli_tier_options_clear (CliTierOptions *o)
 static gboolean
 parse_host_path (const char *text, qe_host_path *out, GError **error)
 {
-  static const char *const names[] = {
-    [QE_HOST_PATH_AUTO] = "auto",
-    [QE_HOST_PATH_READ] = "read",
-    [QE_HOST_PATH_STREAM] = "stream",
-    [QE_HOST_PATH_CPU] = "cpu",
-  };
-
-  for (guint i = 0; i < G_N_ELEMENTS (names); i++)
-    if (strcmp (text, names[i]) == 0)
-      {
-        *out = (qe_host_path)i;
-        return TRUE;
-      }
+  if (qe_host_path_parse (text, out))
+    return TRUE;
   g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
                "--host-path: expected auto, read, stream or cpu, found “%s”", text);
   return FALSE;

@@ -120,6 +120,7 @@ cli_engine_options_apply (const CliEngineOptions *o, qe_engine_options *out, int
     .kv_class = o->kv != NULL && strcmp (o->kv, "f32") == 0 ? QE_KV_F32 : QE_KV_BF16,
     .kv_bytes_max = (uint64_t)o->kv_mib << 20,
     .context_max = (uint32_t)o->context,
+    .host_paths_file = quire_host_paths_file (),
   };
   if (o->reserve_mib >= 0)
     out->memory_reserve = MAX ((uint64_t)o->reserve_mib << 20, 1);

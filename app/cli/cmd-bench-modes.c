@@ -6,6 +6,12 @@
  * ids, the same in every mode. First token: the receipt's, from the call. End to end: from the call until the client has
  * the last token.
  *
+ * Behind the last turn's tokens come some more, whose steps time their parts (KV update, attention, embedding and MLP,
+ * sampling): they are in none of the other figures.
+ *
+ * With --fill synthetic a prompt that finds nothing cached gets random pages instead: then only what comes behind them is
+ * measured, and its turn has no first token and no end to end.
+ *
  *  1. Rows are counted by the engine's receipt: a mode that computes new tokens alone must report exactly the turn's new
  *     tokens, and one more from the second turn on: the last token of a reply has not been through the model yet. A mode
  *     that keeps nothing must report the whole prompt. Anything else fails the cell.
@@ -34,8 +40,8 @@ typedef struct
 {
   CliEngineOptions engine;
   CliCacheOptions cache;
-  char *lengths, *modes, *against, *resume;
-  int turns, tokens, new_tokens;
+  char *lengths, *modes, *against, *resume, *fill, *ballast, *limit;
+  int turns, tokens, new_tokens, profile;
   double time_limit;
   gboolean json, csv;
 } Options;
@@ -46,6 +52,7 @@ typedef struct
   qe_cache_config cache; /* of the tiered modes; the others have no limits on the card */
   qe_model_info *info;
   qe_memory_plan *plan;
+  qe_ballast *ballast; /* NULL: none */
   uint32_t context;
   GArray *lengths;  /* uint32_t */
   GPtrArray *modes; /* const ModesMode */
@@ -140,13 +147,14 @@ see_card (ModesCell *cell, qe_engine *engine)
 
 /* ---- One turn ---- */
 
-/* Until the reply is whole. Its ids are in @turn. */
+/* Until the reply is whole. Its first @n_tokens ids are in @turn, and *receipt is of the time when they were there, but
+ * for its profile, which is of those behind them. *e2e_ms: from @begin until then. */
 static gboolean
-follow (qe_request *request, qe_engine *engine, ModesCell *cell, ModesTurn *turn,
-        qe_receipt *receipt, GError **error)
+follow (qe_request *request, qe_engine *engine, ModesCell *cell, guint n_tokens, ModesTurn *turn,
+        qe_receipt *receipt, gint64 begin, double *e2e_ms, GError **error)
 {
   gint64 next_look = 0;
-  gboolean ok = TRUE;
+  gboolean ok = TRUE, whole = FALSE;
 
   for (gboolean done = FALSE; !done;)
     {
@@ -157,7 +165,14 @@ follow (qe_request *request, qe_engine *engine, ModesCell *cell, ModesTurn *turn
         {
           if (update.n_ids > 0)
             g_array_append_vals (turn->ids, update.ids, update.n_ids);
-          *receipt = update.receipt;
+          if (!whole)
+            *receipt = update.receipt;
+          if (!whole && turn->ids->len >= n_tokens)
+            {
+              whole = TRUE;
+              *e2e_ms = (double)(g_get_monotonic_time () - begin) / 1000;
+            }
+          receipt->profile = update.receipt.profile;
           done = update.state == QE_REQUEST_DONE;
           ok = !done || update.finish == QE_FINISH_LENGTH;
           if (!ok && update.error != NULL)
@@ -175,6 +190,8 @@ follow (qe_request *request, qe_engine *engine, ModesCell *cell, ModesTurn *turn
           next_look = g_get_monotonic_time () + SNAPSHOT_EVERY_US;
         }
     }
+  if (turn->ids->len > n_tokens)
+    g_array_set_size (turn->ids, n_tokens);
   return ok;
 }
 
@@ -182,32 +199,38 @@ follow (qe_request *request, qe_engine *engine, ModesCell *cell, ModesTurn *turn
 static gboolean
 check_rows (const Modes *m, const ModesCell *cell, const ModesTurn *t, guint turn, GError **error)
 {
-  uint32_t expected = t->n_prompt;
+  gboolean keeps = !cell->mode->computes && turn > 0;
+  uint32_t filled = m->table.synthetic && !keeps ? (t->n_prompt - 1) / 16 * 16 : 0;
+  uint32_t expected = keeps ? (uint32_t)m->options->new_tokens + 1 : t->n_prompt - filled;
 
-  if (!cell->mode->computes && turn > 0)
-    expected = (uint32_t)m->options->new_tokens + 1;
-  if (t->n_new == expected && t->n_reused == t->n_prompt - expected)
+  if (t->n_new == expected && t->n_synthetic == filled
+      && t->n_reused == t->n_prompt - expected - filled)
     return TRUE;
   g_set_error (error, QE_ERROR, QE_ERROR_FAILED,
                "turn %u of %u tokens: expected %u computed and %u reused, found %u and %u",
-               turn + 1, t->n_prompt, expected, t->n_prompt - expected, t->n_new, t->n_reused);
+               turn + 1, t->n_prompt, expected, t->n_prompt - expected - filled, t->n_new,
+               t->n_reused);
   return FALSE;
 }
 
 static gboolean
 run_turn (const Modes *m, qe_engine *engine, qe_session_id session, ModesCell *cell, GArray *ids,
-          guint k, GError **error)
+          guint k, gboolean last, GError **error)
 {
   g_autoptr (qe_request) request = NULL;
   qe_generate_params params;
   qe_receipt r = { 0 };
   ModesTurn *turn = modes_cell_add_turn (cell);
+  guint n_tokens = (guint)m->options->tokens, n_profile = last ? (guint)m->options->profile : 0;
   gint64 begin = g_get_monotonic_time ();
+  double e2e_ms = 0;
 
-  cli_bench_params (m->info, session, ids, (uint32_t)m->options->tokens, &params);
+  cli_bench_params (m->info, session, ids, n_tokens + n_profile, &params);
+  params.n_profile = n_profile;
   request = qe_engine_generate (engine, &params, error);
-  if (request == NULL || !follow (request, engine, cell, turn, &r, error))
+  if (request == NULL || !follow (request, engine, cell, n_tokens, turn, &r, begin, &e2e_ms, error))
     return FALSE;
+  cell->profile = r.profile;
   *turn = (ModesTurn){
     .ids = turn->ids,
     .n_prompt = r.n_prompt,
@@ -217,11 +240,14 @@ run_turn (const Modes *m, qe_engine *engine, qe_session_id session, ModesCell *c
     .n_restored_disk = r.n_restored_disk,
     .n_on_host = r.n_on_host,
     .n_recomputed = r.n_recomputed,
+    .n_synthetic = r.n_synthetic,
     .first_token_ms = r.first_token_ms,
     .restore_ms = r.restore_ms,
     .ms_per_token = r.decode_tokens_per_s > 0 ? 1000 / r.decode_tokens_per_s : 0,
-    .e2e_ms = (double)(g_get_monotonic_time () - begin) / 1000,
+    .e2e_ms = e2e_ms,
   };
+  if (turn->n_synthetic > 0)
+    turn->first_token_ms = turn->e2e_ms = 0;
   see_next (cell, engine);
   if (turn->n_prompt != ids->len)
     {
@@ -288,14 +314,14 @@ converse (const Modes *m, qe_engine *engine, ModesCell *cell, uint32_t n_prompt,
   if (!warm_up (m, engine, cell, error))
     return FALSE;
   config_of (m, cell->mode, &config);
-  session = cli_open_session (engine, &config, NULL, error);
+  session = cli_bench_open_session (engine, &config, m->table.synthetic, error);
   if (session == 0)
     return FALSE;
   for (guint k = 0; k < n_turns && ok; k++)
     {
       cli_bench_fill_ids (&random, m->info->vocab, ids,
                           k == 0 ? n_prompt : (guint)m->options->new_tokens);
-      ok = run_turn (m, engine, session, cell, ids, k, error);
+      ok = run_turn (m, engine, session, cell, ids, k, k + 1 == n_turns, error);
     }
   if (ok && m->table.on_card)
     see_card (cell, engine);
@@ -307,7 +333,7 @@ converse (const Modes *m, qe_engine *engine, ModesCell *cell, uint32_t n_prompt,
 static uint32_t
 plan_cell (const Modes *m, ModesCell *cell, guint n_turns)
 {
-  uint64_t rest = (uint64_t)n_turns * (uint64_t)m->options->tokens
+  uint64_t rest = (uint64_t)n_turns * (uint64_t)m->options->tokens + (uint64_t)m->options->profile
                   + (uint64_t)(n_turns - 1) * (uint64_t)m->options->new_tokens;
   g_autofree char *note = NULL, *needed = NULL, *device = NULL, *host = NULL;
   qe_cache_config config;
@@ -368,6 +394,8 @@ run_cell (Modes *m, ModesCell *cell, int *status)
       end_cell (cell, unfit ? MODES_CELL_UNFIT : MODES_CELL_FAILED, error->message);
     }
   cell->seconds = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
+  if (cell->peak_process > qe_ballast_bytes (m->ballast))
+    cell->peak_process -= qe_ballast_bytes (m->ballast);
   return TRUE;
 }
 
@@ -458,10 +486,12 @@ describe_setup (const Modes *m)
   const qe_cache_config *c = &m->cache;
   g_autoptr (GString) s = g_string_new (NULL);
 
-  g_string_append_printf (
-      s, "%s, %" G_GUINT64_FORMAT " parameters, %s, %s; %d tokens, %d new, %d turns", m->info->name,
-      m->info->n_params, m->plan->backend, m->plan->device, m->options->tokens,
-      m->options->new_tokens, m->options->turns);
+  g_string_append_printf (s,
+                          "%s, %" G_GUINT64_FORMAT
+                          " parameters, %s, %s; %d tokens, %d new, %d turns, %d timed by parts",
+                          m->info->name, m->info->n_params, m->plan->backend, m->plan->device,
+                          m->options->tokens, m->options->new_tokens, m->options->turns,
+                          m->options->profile);
   g_string_append_printf (
       s, "; pages %u, recent %u, hot %u, offload %d, shared %d, selective %u + %u + %u",
       c->max_cache_size, c->gpu_max_length, c->hot_cache_length, c->offload_to_cpu, c->use_cache,
@@ -475,6 +505,10 @@ describe_setup (const Modes *m)
                           e->tiers.ring != NULL ? e->tiers.ring : "default",
                           e->tiers.cache_dir != NULL ? e->tiers.cache_dir : "none",
                           e->tiers.cache_quota != NULL ? e->tiers.cache_quota : "default");
+  g_string_append_printf (s, "; ballast %s, limit %s",
+                          m->options->ballast != NULL ? m->options->ballast : "none",
+                          m->options->limit != NULL ? m->options->limit : "none");
+  g_string_append (s, m->table.synthetic ? "; fill synthetic" : "; fill prompt");
   return g_string_free (g_steal_pointer (&s), FALSE);
 }
 
@@ -523,6 +557,9 @@ check_numbers (const Options *o, int *status)
   else if (o->new_tokens < 1 || o->new_tokens > TOKENS_MAX)
     *status
         = cli_fail (CLI_USAGE, "--new: expected 1 to %d, found “%d”", TOKENS_MAX, o->new_tokens);
+  else if (o->profile < 0 || o->profile > TOKENS_MAX)
+    *status
+        = cli_fail (CLI_USAGE, "--profile: expected 0 to %d, found “%d”", TOKENS_MAX, o->profile);
   else if (!(o->time_limit >= 0 && o->time_limit <= 1e9))
     *status = cli_fail (CLI_USAGE, "--time-limit: expected seconds from 0 (none), found “%g”",
                         o->time_limit);
@@ -551,6 +588,7 @@ prepare (Modes *m, GError **error)
   cache.mode = (char *)"selective"; /* what every limit may be given for */
   if (!cli_cache_options_apply (&cache, &m->cache, error)
       || !parse_modes (o->modes, m->modes, error)
+      || !cli_bench_parse_fill (o->fill, &m->table.synthetic, error)
       || !cli_bench_parse_list ("--lengths", o->lengths != NULL ? o->lengths : LENGTHS_DEFAULT, 1,
                                 LENGTH_MAX, m->lengths, error))
     return FALSE;
@@ -575,6 +613,7 @@ prepare (Modes *m, GError **error)
   m->table.n_tokens = (guint)o->tokens;
   m->table.n_new = (guint)o->new_tokens;
   m->table.n_turns = (guint)o->turns;
+  m->table.n_profile = (guint)o->profile;
   m->table.setup = describe_setup (m);
   return TRUE;
 }
@@ -589,6 +628,8 @@ run (const Options *o)
   int status = CLI_OK;
 
   if (!check_numbers (o, &status) || !cli_engine_options_apply (&o->engine, &checked, &status))
+    return status;
+  if (!cli_bench_take_ballast (o->engine.device, o->ballast, o->limit, &m.ballast, &status))
     return status;
   m.lengths = g_array_new (FALSE, FALSE, sizeof (uint32_t));
   m.modes = g_ptr_array_new ();
@@ -616,13 +657,14 @@ run (const Options *o)
   g_ptr_array_unref (m.modes);
   qe_model_info_free (m.info);
   qe_memory_plan_free (m.plan);
+  qe_ballast_free (m.ballast);
   return status;
 }
 
 int
 cli_bench_modes (int argc, char **argv)
 {
-  Options o = { .turns = 4, .tokens = 256, .new_tokens = 128 };
+  Options o = { .turns = 4, .tokens = 256, .new_tokens = 128, .profile = 16 };
   GOptionEntry entries[] = {
     { "modes", 0, 0, G_OPTION_ARG_STRING, &o.modes,
       "Some of rebuild, paged, session, tiered, article, tiered-int8, selective (default: all)",
@@ -634,6 +676,15 @@ cli_bench_modes (int argc, char **argv)
     { "tokens", 0, 0, G_OPTION_ARG_INT, &o.tokens, "Tokens decoded in a turn (default: 256)", "N" },
     { "new", 0, 0, G_OPTION_ARG_INT, &o.new_tokens,
       "New tokens of every turn but the first (default: 128)", "N" },
+    { "fill", 0, 0, G_OPTION_ARG_STRING, &o.fill,
+      "prompt, or synthetic: random pages where a first prompt would be computed, for decode speed "
+      "at "
+      "lengths whose prompt takes too long (default: prompt)",
+      "HOW" },
+    { "profile", 0, 0, G_OPTION_ARG_INT, &o.profile,
+      "Tokens behind the last turn's whose steps are timed by parts, 0 for none (default: 16)",
+      "N" },
+    CLI_BENCH_BALLAST_ENTRIES (&o.ballast, &o.limit),
     { "against", 0, 0, G_OPTION_ARG_FILENAME, &o.against,
       "Figures of another program: {\"name\", \"rows\": [{\"tokens\", \"first_token_ms\", "
       "\"e2e_ms\", \"peak_bytes\"}]}",
@@ -659,6 +710,9 @@ cli_bench_modes (int argc, char **argv)
   g_free (o.lengths);
   g_free (o.modes);
   g_free (o.against);
+  g_free (o.fill);
+  g_free (o.ballast);
+  g_free (o.limit);
   g_free (o.resume);
   cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);

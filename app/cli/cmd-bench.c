@@ -7,6 +7,8 @@
  * one depth decode at the same time; tokens a second of wall time from the first token to the last. Load: from the call
  * to ready, the first time (which opens the device too) and again (the files are in the page cache, the device open).
  *
+ * With --fill synthetic the D tokens, and those before a batch, are random pages instead of computed ones.
+ *
  * Token ids are pseudo-random and fixed, so that runs compare. Each figure is the median of the repetitions. Bytes a
  * decoded token reads: the weights (a tied embedding once, an untied one's row not counted) and the KV before it. */
 #include "app/cli/cli-bench.h"
@@ -27,7 +29,7 @@ typedef struct
 {
   CliEngineOptions engine;
   CliCacheOptions cache;
-  char *depths, *cold, *batches;
+  char *depths, *cold, *batches, *fill, *ballast, *limit;
   int prompt, gen, turns, repeats, e2e, batch_depth, step_rows;
   double temperature, top_p;
   gboolean json, reload;
@@ -45,6 +47,8 @@ typedef struct
   qe_device_view device;     /* at the end; of a card only */
   guint64 device_beyond;     /* what it holds there beyond the weights and the KV pages */
   guint64 random;
+  qe_ballast *ballast; /* NULL: none */
+  gboolean synthetic;  /* what comes before a measurement is filled, not computed */
 } Bench;
 
 typedef struct
@@ -120,12 +124,14 @@ run_depth (Bench *bench, uint32_t depth, Figures *out, GError **error)
   for (int i = 0; i < o->repeats; i++)
     {
       g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
-      qe_session_id session = cli_open_session (bench->engine, &bench->cache, NULL, error);
+      qe_session_id session = cli_bench_open_session (bench->engine, &bench->cache,
+                                                      bench->synthetic && depth > 0, error);
       Figures f = { 0 };
       gboolean ok = session != 0;
 
       if (ok && depth > 0)
         {
+
           /* The fill's last token is its one generated token, so that exactly depth tokens come before the prompt. */
           fill_random (bench, ids, MAX (depth, 2) - 1);
           ok = run_request (bench, session, ids, 1, FALSE, &f, error);
@@ -167,21 +173,23 @@ report_depth (const Bench *bench, uint32_t depth, const Figures *f, gboolean fir
       = f->ms_per_token > 0 ? decode_bytes (bench, depth) / (f->ms_per_token / 1000) : 0;
   double share = bench->read_bytes_per_s > 0 ? weights_per_s / bench->read_bytes_per_s : 0;
   const qe_model_info *m = bench->info;
+  gboolean filled = bench->synthetic && depth > 0;
   /* Of a prompt token: every weight but the embedding, which is looked up, and the output layer, which the last token
    * alone goes through. Attention is not counted. */
   guint64 n_outside = (guint64)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2);
   double flops = f->prefill_tokens_per_s * 2 * (double)(m->n_params - n_outside);
 
   if (!bench->options->json)
-    printf ("depth %6u  first token %9.2f ms  prefill %8.1f tok/s (%4.0f%% of FMA peak)  decode "
+    printf ("depth %6u%s  first token %9.2f ms  prefill %8.1f tok/s (%4.0f%% of FMA peak)  decode "
             "%8.3f ms/token  "
             "%7.1f tok/s  %6.2f GB/s (%3.0f%%)\n",
-            depth, f->first_token_ms, f->prefill_tokens_per_s,
+            depth, filled ? " synthetic" : "", f->first_token_ms, f->prefill_tokens_per_s,
             bench->flops > 0 ? 100 * flops / bench->flops : 0, f->ms_per_token,
             f->ms_per_token > 0 ? 1000 / f->ms_per_token : 0, weights_per_s / 1e9, 100 * share);
   fflush (stdout);
-  g_string_append_printf (json, "%s{\"depth\": %u, \"prompt\": {\"n\": %d, \"ttft_ms\": ",
-                          first ? "" : ", ", depth, bench->options->prompt);
+  g_string_append_printf (
+      json, "%s{\"depth\": %u, \"synthetic\": %s, \"prompt\": {\"n\": %d, \"ttft_ms\": ",
+      first ? "" : ", ", depth, filled ? "true" : "false", bench->options->prompt);
   cli_json_append_number (json, f->first_token_ms, 3);
   g_string_append (json, ", \"tokens_per_s\": ");
   cli_json_append_number (json, f->prefill_tokens_per_s, 2);
@@ -379,7 +387,7 @@ run_batch_once (Bench *bench, uint32_t n, double *tokens_per_s, GError **error)
 
       g_ptr_array_add (prompts, ids);
       fill_random (bench, ids, (guint)MAX (o->batch_depth, 2) - 1);
-      sessions[i] = cli_open_session (bench->engine, &bench->cache, NULL, &local);
+      sessions[i] = cli_bench_open_session (bench->engine, &bench->cache, bench->synthetic, &local);
       ok = sessions[i] != 0 && run_request (bench, sessions[i], ids, 1, FALSE, &f, &local);
     }
   for (uint32_t i = 0; i < n && ok; i++)
@@ -588,9 +596,11 @@ measure_memory (Bench *bench)
   for (guint i = 0; i < QE_N_TIERS; i++)
     bench->kv_bytes_reserved += snapshot->tiers[i].bytes_reserved;
   bench->device = snapshot->device;
+  if (bench->device.memory_process > qe_ballast_bytes (bench->ballast))
+    bench->device.memory_process -= qe_ballast_bytes (bench->ballast);
   held = snapshot->device.weights + bench->kv_bytes_reserved;
-  if (snapshot->device.memory_process > held)
-    bench->device_beyond = snapshot->device.memory_process - held;
+  if (bench->device.memory_process > held)
+    bench->device_beyond = bench->device.memory_process - held;
   qe_snapshot_unref (snapshot);
   for (guint i = 0; i < G_N_ELEMENTS (sessions); i++)
     if (sessions[i] != 0)
@@ -604,12 +614,13 @@ append_device (const Bench *bench, GString *json)
 
   if (d->memory_process == 0)
     return;
-  g_string_append_printf (json,
-                          ", \"device\": {\"process_bytes\": %" G_GUINT64_FORMAT
-                          ", \"weight_bytes\": %" G_GUINT64_FORMAT
-                          ", \"workspace_bytes\": %" G_GUINT64_FORMAT
-                          ", \"beyond_bytes\": %" G_GUINT64_FORMAT "}",
-                          d->memory_process, d->weights, d->workspace, bench->device_beyond);
+  g_string_append_printf (
+      json,
+      ", \"device\": {\"ballast_bytes\": %" G_GUINT64_FORMAT
+      ", \"process_bytes\": %" G_GUINT64_FORMAT ", \"weight_bytes\": %" G_GUINT64_FORMAT
+      ", \"workspace_bytes\": %" G_GUINT64_FORMAT ", \"beyond_bytes\": %" G_GUINT64_FORMAT "}",
+      qe_ballast_bytes (bench->ballast), d->memory_process, d->weights, d->workspace,
+      bench->device_beyond);
   if (!bench->options->json)
     printf ("on the card %.0f MiB, of them %.0f beyond weights and KV pages\n",
             (double)d->memory_process / (1 << 20), (double)bench->device_beyond / (1 << 20));
@@ -633,15 +644,21 @@ run (const Options *o)
                      REPEATS_MAX);
   if (!(o->temperature >= 0 && o->temperature <= 100) || !(o->top_p >= 0 && o->top_p <= 1))
     return cli_fail (CLI_USAGE, "bench: --temperature is 0 to 100, --top-p 0 to 1");
-  if (!cli_cache_options_apply (&o->cache, &bench.cache, &error))
+  if (!cli_cache_options_apply (&o->cache, &bench.cache, &error)
+      || !cli_bench_parse_fill (o->fill, &bench.synthetic, &error))
     return cli_fail (CLI_USAGE, "%s", error->message);
   /* Before the engine's threads start: it forks. */
   if (!measure_machine (o, &bench.read_bytes_per_s, &bench.flops, &error))
     return cli_fail (CLI_FAILED, "%s", error->message);
+  if (!cli_bench_take_ballast (o->engine.device, o->ballast, o->limit, &bench.ballast, &status))
+    return status;
   begin = g_get_monotonic_time ();
   bench.engine = cli_engine_start (&o->engine, (uint32_t)o->step_rows, &bench.info, &status);
   if (bench.engine == NULL)
-    return status;
+    {
+      qe_ballast_free (bench.ballast);
+      return status;
+    }
   bench.load_s = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
   if (!o->reload || load_again (&bench, &error))
     report_start (&bench, json);
@@ -661,6 +678,7 @@ run (const Options *o)
   else
     status = cli_fail (CLI_FAILED, "%s", error->message);
   qe_engine_free (bench.engine);
+  qe_ballast_free (bench.ballast);
   qe_model_info_free (bench.info);
   return status;
 }
@@ -674,6 +692,12 @@ cli_bench (int argc, char **argv)
     { "gen", 'g', 0, G_OPTION_ARG_INT, &o.gen, "Tokens decoded in a turn (default: 64)", "N" },
     { "depth", 'd', 0, G_OPTION_ARG_STRING, &o.depths,
       "Tokens in the cache before, a list (default: 0)", "LIST" },
+    { "fill", 0, 0, G_OPTION_ARG_STRING, &o.fill,
+      "How the tokens before get there: prompt (computed), or synthetic: random pages in their "
+      "place, "
+      "for lengths whose prompt takes too long (default: prompt)",
+      "HOW" },
+    CLI_BENCH_BALLAST_ENTRIES (&o.ballast, &o.limit),
     { "cold", 0, 0, G_OPTION_ARG_STRING, &o.cold,
       "Also the first token of prompts of N tokens with nothing cached, a list", "LIST" },
     { "e2e", 0, 0, G_OPTION_ARG_INT, &o.e2e, "Also a prompt and N tokens after it, end to end",
@@ -701,23 +725,34 @@ cli_bench (int argc, char **argv)
     return cli_bench_modes (argc - 1, argv + 1);
   if (argc > 1 && strcmp (argv[1], "arrivals") == 0)
     return cli_bench_arrivals (argc - 1, argv + 1);
-  context = g_option_context_new ("[modes | arrivals] - measure first token, speed and memory");
+  if (argc > 1 && strcmp (argv[1], "paths") == 0)
+    return cli_bench_paths (argc - 1, argv + 1);
+  if (argc > 1 && strcmp (argv[1], "quality") == 0)
+    return cli_bench_quality (argc - 1, argv + 1);
+  context = g_option_context_new (
+      "[modes | arrivals | paths | quality] - measure first token, speed and memory");
   g_option_context_set_summary (
       context, "bench modes: the cache modes side by side over one conversation.\n"
                "bench arrivals: requests that arrive at random, as from many people.\n"
+               "bench paths: the ways of a card to host memory; the fastest is kept.\n"
+               "bench quality: what cache modes that are not exact cost in answers.\n"
                "Each has options of its own (see bench modes --help).");
   g_option_context_add_main_entries (context, entries, NULL);
   g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
   if (cli_parse (context, &argc, &argv, &status))
-    status = argc > 1 ? cli_fail (CLI_USAGE,
-                                  "bench takes no arguments besides modes, arrivals and options, "
-                                  "found “%s”",
-                                  argv[1])
+    status = argc > 1 ? cli_fail (
+                 CLI_USAGE,
+                 "bench takes no arguments besides modes, arrivals, paths, quality and options, "
+                 "found “%s”",
+                 argv[1])
                       : run (&o);
   g_free (o.depths);
   g_free (o.cold);
   g_free (o.batches);
+  g_free (o.fill);
+  g_free (o.ballast);
+  g_free (o.limit);
   cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);
   return status;

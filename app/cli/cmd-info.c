@@ -143,6 +143,18 @@ print_costs (const qe_memory_plan *plan, const qe_cache_config *base, const qe_m
       qe_cache_identity_tokens (base));
 }
 
+/* How a card reads host pages; nothing without. */
+static void
+append_host_path (GString *json, const char *name, qe_host_path path, const char *why)
+{
+  if (why == NULL)
+    return;
+  g_string_append_printf (json, ", \"%s\": {\"path\": \"%s\", \"why\": ", name,
+                          qe_host_path_name (path));
+  cli_json_append_string (json, why, -1);
+  g_string_append_c (json, '}');
+}
+
 static void
 append_plan (GString *json, const qe_memory_plan *plan)
 {
@@ -161,6 +173,8 @@ append_plan (GString *json, const qe_memory_plan *plan)
       plan->memory_total, plan->memory_free, plan->reserve, plan->weights, plan->workspace,
       plan->kv, plan->kv_tokens, plan->host_kv, plan->host_kv_tokens, plan->page_bytes,
       plan->page_bytes_int8);
+  append_host_path (json, "host_path", plan->host_path, plan->host_path_why);
+  append_host_path (json, "host_path_int8", plan->host_path_int8, plan->host_path_int8_why);
   if (plan->problem != NULL)
     {
       g_string_append (json, ", \"problem\": ");
@@ -203,6 +217,12 @@ print_plan (const qe_memory_plan *plan)
     print_bytes ("host cache", plan->host_kv, host_tokens);
   else
     printf ("  %-10s %10s  no host memory for pages beside it\n", "host cache", "none");
+  if (plan->host_path_why != NULL)
+    printf ("  %-10s %10s  %s\n", "read by", qe_host_path_name (plan->host_path),
+            plan->host_path_why);
+  if (plan->host_path_int8_why != NULL)
+    printf ("  %-10s %10s  %s\n", "  int8", qe_host_path_name (plan->host_path_int8),
+            plan->host_path_int8_why);
 }
 
 static void

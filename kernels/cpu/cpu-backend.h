@@ -227,6 +227,7 @@ typedef struct {
     char error[200];           /* written by COMPUTE before the status */
     qk_output_result *outputs; /* [outputs_max] */
     float *logits;             /* [outputs_max, vocab]; NULL when logits_max is 0 */
+    qk_profile profile;        /* of a plan that asked for it */
     qk_result result;
 } qk_cpu_step;
 

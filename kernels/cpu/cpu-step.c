@@ -20,6 +20,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #define COLUMN_UNIT 32u     /* output columns of a chunk: a multiple of this */
 #define CHUNK_BYTES 131072u /* of weights: fits the level 2 cache beside the rows */
@@ -42,8 +43,27 @@ typedef struct {
     const qk_plan *plan;
     const qk_cpu_layer *layer; /* the current one */
     uint32_t layer_idx;
-    uint32_t n_rows; /* rows in the workspace */
+    uint32_t n_rows;     /* rows in the workspace */
+    qk_profile *profile; /* NULL: parts are not timed */
+    int64_t marked_ns;   /* when the last part ended */
 } run;
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* What ran since the last mark was @part. */
+static void mark(run *r, qk_part part)
+{
+    if (r->profile == NULL)
+        return;
+    const int64_t now = now_ns();
+    r->profile->ms[part] += (double)(now - r->marked_ns) / 1e6;
+    r->marked_ns = now;
+}
 
 static qk_status fail(qk_cpu_step *step, qk_status status, const char *line)
 {
@@ -287,19 +307,23 @@ static qk_status run_layer(run *r, const qk_cpu_attend_plan *ap)
     add_part(&qkv, &layer->k, ctx->k);
     add_part(&qkv, &layer->v, ctx->v);
     run_linear(&qkv);
+    mark(r, QK_PART_PROJECT);
     for_rows(r, heads_row, r->n_rows, ctx->q_dim + 2 * ctx->kv_dim);
+    mark(r, QK_PART_KV);
 
     qk_status status = qk_cpu_attend_layer(ap, r->layer_idx);
     if (status != QK_OK)
         return fail(r->step, status, "step: the outside partial function failed");
     if (r->layer_idx + 1 == r->shape->n_layers)
         keep_output_rows(r);
+    mark(r, QK_PART_ATTEND);
     if (r->n_rows == 0)
         return QK_OK;
 
     linear_stage o = {.r = r, .x = ctx->attn, .then = THEN_ADD_TO_X};
     add_part(&o, &layer->o, ctx->proj);
     run_linear(&o);
+    mark(r, QK_PART_PROJECT);
     for_rows(r, ffn_norm_row, r->n_rows, r->shape->hidden);
     linear_stage gate = {.r = r, .x = ctx->norm, .then = THEN_SILU_MUL};
     add_part(&gate, &layer->gate, ctx->gate);
@@ -307,6 +331,7 @@ static qk_status run_layer(run *r, const qk_cpu_attend_plan *ap)
     linear_stage down = {.r = r, .x = ctx->gate, .then = THEN_ADD_TO_X};
     add_part(&down, &layer->down, ctx->proj);
     run_linear(&down);
+    mark(r, QK_PART_MLP);
     return QK_OK;
 }
 
@@ -350,6 +375,12 @@ qk_status qk_cpu_step_run(qk_cpu_step *step)
         .plan = &step->plan,
         .n_rows = step->plan.n_rows,
     };
+    step->result.profile = NULL;
+    if (r.plan->profile) {
+        step->profile = (qk_profile){0};
+        step->result.profile = r.profile = &step->profile;
+        r.marked_ns = now_ns();
+    }
     if (is_cancelled(&r))
         return fail(step, QK_CANCELLED, "step: cancelled before it began");
     qk_status status = resolve_rows(&r);
@@ -358,6 +389,7 @@ qk_status qk_cpu_step_run(qk_cpu_step *step)
     qk_cpu_attend_plan ap;
     qk_cpu_attend_prepare(ctx, r.plan, &ap);
     for_rows(&r, begin_row, r.n_rows, r.shape->hidden + 16 * r.shape->head_dim);
+    mark(&r, QK_PART_EMBED);
 
     for (r.layer_idx = 0; r.layer_idx < r.shape->n_layers; r.layer_idx++) {
         if (is_cancelled(&r))
@@ -375,8 +407,10 @@ qk_status qk_cpu_step_run(qk_cpu_step *step)
     linear_stage head = {.r = &r, .x = ctx->norm};
     add_part(&head, &r.model->lm_head, ctx->logits);
     run_linear(&head);
+    mark(&r, QK_PART_HEAD);
     if (is_cancelled(&r))
         return fail(step, QK_CANCELLED, "step: cancelled before its outputs");
     qk_pool_run(r.pool, sample_output, &r, r.plan->n_outputs);
+    mark(&r, QK_PART_SAMPLE);
     return QK_OK;
 }

@@ -125,6 +125,12 @@ static bool ok(way *w, const char *what, cudaError_t code)
     return false;
 }
 
+/* What was launched since the last mark is @part. */
+static bool mark(way *w, qk_part part)
+{
+    return ok(w, "a mark", qkc_mark(w->step, part));
+}
+
 static bool is_last(const way *w)
 {
     return w->layer + 1 == w->shape->n_layers;
@@ -239,10 +245,11 @@ static bool wide_rest(way *w, const small_rows *r)
                qkc_start(w->launch, round_kernel, dim3(n), dim3(COPY_THREADS), 0, ctx->wide_in,
                    (const float *)r->attn, ctx->q_dim, r->plan)) &&
            typed_product(w, layer->o, ctx->wide_in, r->x, QK_F32, n, hidden, ctx->q_dim, true) &&
-           wide_norm(w, r, layer->ffn_norm, false) &&
+           mark(w, QK_PART_PROJECT) && wide_norm(w, r, layer->ffn_norm, false) &&
            typed_product(w, layer->gate_up, ctx->wide_in, ctx->wide_up, QK_BF16, n, 2 * ffn, hidden, false) &&
            ok(w, "SiLU", qkc_silu_mul(w->launch, ctx->wide_act, ctx->wide_up, ffn, n, r->plan)) &&
-           typed_product(w, layer->down, ctx->wide_act, r->x, QK_F32, n, hidden, ffn, true);
+           typed_product(w, layer->down, ctx->wide_act, r->x, QK_F32, n, hidden, ffn, true) &&
+           mark(w, QK_PART_MLP);
 }
 
 static qkc_linear_args linear_args(const way *w, const small_rows *r)
@@ -270,8 +277,9 @@ static bool small_rest(way *w, const small_rows *r)
     qkc_linear_args down = linear_args(w, r);
     down.w = layer->down, down.x = w->ctx->small_act, down.y = r->x;
     down.n_out = hidden, down.n_in = ffn, down.then = QKC_ADD;
-    return ok(w, "O", qkc_linear(w->launch, &o)) && ok(w, "gate and up", qkc_linear(w->launch, &up)) &&
-           ok(w, "down", qkc_linear(w->launch, &down));
+    return ok(w, "O", qkc_linear(w->launch, &o)) && mark(w, QK_PART_PROJECT) &&
+           ok(w, "gate and up", qkc_linear(w->launch, &up)) && ok(w, "down", qkc_linear(w->launch, &down)) &&
+           mark(w, QK_PART_MLP);
 }
 
 /* @room: rows that @logits has memory for. */
@@ -531,19 +539,29 @@ static bool attend(way *w)
     return ok(w, "attention", qkc_attend_prefill(&launch, &others, &w->pass->tiling)) && attend_ranges(w, &a);
 }
 
+/* In a decode step that times its parts: the heads once more by themselves, for the attention's kernel does them too. It
+ * writes what that kernel will write again, and a q that nobody reads. */
+static bool time_heads(way *w)
+{
+    if (!w->step->plan.profile || w->pass->kind != QKC_PASS_DECODE)
+        return true;
+    w->step->marks.result.kv_in_attend = true;
+    return heads(w) && mark(w, QK_PART_KV);
+}
+
 /* ---- Passes of few rows -------------------------------------------------------------------------------------- */
 
 static bool few_layer(way *w, const small_rows *r)
 {
     const bool ends_here = is_last(w) && w->pass->n_outputs == 0;
-    if (!small_qkv(w, r))
+    if (!small_qkv(w, r) || !mark(w, QK_PART_PROJECT))
         return false;
     if (w->pass->kind == QKC_PASS_DECODE) /* writes keys and values too */
-        return (w->pass->outside ? attend_decode_outside(w) : attend_decode(w)) &&
-               (ends_here || small_rest(w, r));
-    if (!heads(w))
+        return time_heads(w) && (w->pass->outside ? attend_decode_outside(w) : attend_decode(w)) &&
+               mark(w, QK_PART_ATTEND) && (ends_here || small_rest(w, r));
+    if (!heads(w) || !mark(w, QK_PART_KV))
         return false;
-    return ends_here || (attend(w) && small_rest(w, r));
+    return ends_here || (attend(w) && mark(w, QK_PART_ATTEND) && small_rest(w, r));
 }
 
 static bool few_pass(way *w)
@@ -561,7 +579,8 @@ static bool few_pass(way *w)
     if (w->pass->n_outputs == 0)
         return report(w);
     r.n_max = w->pass->n_outputs;
-    return lm_head(w, &r, true, w->ctx->logits, w->ctx->head.params.outputs_max) && sample(w);
+    return lm_head(w, &r, true, w->ctx->logits, w->ctx->head.params.outputs_max) && mark(w, QK_PART_HEAD) &&
+           sample(w);
 }
 
 /* ---- Many rows ----------------------------------------------------------------------------------------------- */
@@ -633,7 +652,8 @@ static bool many_outputs(way *w)
         r.plan.counts = ctx->tail_counts + at / QKC_SMALL_ROWS * 4;
         r.plan.outputs += at;
         if (!small_rest(w, &r) ||
-            !lm_head(w, &r, false, ctx->logits + (size_t)at * w->shape->vocab, outputs_max - at))
+            !lm_head(w, &r, false, ctx->logits + (size_t)at * w->shape->vocab, outputs_max - at) ||
+            !mark(w, QK_PART_HEAD))
             return false;
     }
     return sample(w);
@@ -646,12 +666,16 @@ static bool many_pass(way *w)
     for (w->layer = 0; w->layer < w->shape->n_layers; w->layer++) {
         const qkc_layer *layer = &w->model->layers[w->layer];
         if (!many_norm(w, layer->attn_norm, w->step->cancel) ||
-            !product(w, layer->qkv, ctx->norm, ctx->qkv, n, ctx->qkv_dim, hidden, false) || !heads(w))
+            !product(w, layer->qkv, ctx->norm, ctx->qkv, n, ctx->qkv_dim, hidden, false) ||
+            !mark(w, QK_PART_PROJECT) || !heads(w) || !mark(w, QK_PART_KV))
             return false;
         if (is_last(w))
-            return w->pass->n_outputs == 0 ? report(w) : attend(w) && many_outputs(w);
-        if (!attend(w) || !product(w, layer->o, ctx->attn, ctx->x, n, hidden, ctx->q_dim, true) ||
-            !many_norm(w, layer->ffn_norm, NULL) || !many_ffn(w))
+            return w->pass->n_outputs == 0 ? report(w)
+                                           : attend(w) && mark(w, QK_PART_ATTEND) && many_outputs(w);
+        if (!attend(w) || !mark(w, QK_PART_ATTEND) ||
+            !product(w, layer->o, ctx->attn, ctx->x, n, hidden, ctx->q_dim, true) ||
+            !mark(w, QK_PART_PROJECT) || !many_norm(w, layer->ffn_norm, NULL) || !many_ffn(w) ||
+            !mark(w, QK_PART_MLP))
             return false;
     }
     return true;
@@ -667,7 +691,9 @@ qk_status qkc_layers(const qkc_pass *pass)
     w.model = (const qkc_model *)pass->context->head.model;
     w.shape = &w.model->head.shape;
     w.layout = pass->layout;
-    if (prepare(&w) && (pass->kind == QKC_PASS_MANY ? many_pass(&w) : few_pass(&w)))
+    w.step->marks.result.kv_in_attend = false;
+    if (mark(&w, QK_PART_EMBED) && prepare(&w) && mark(&w, QK_PART_EMBED) &&
+        (pass->kind == QKC_PASS_MANY ? many_pass(&w) : few_pass(&w)))
         return QK_OK;
     return w.status;
 }

@@ -16,6 +16,7 @@
  *  5. A running step ends in finish(), once, found by poll or wait; both then report the same status. With outside pages
  *     that is when the device has ended it and the partial function's thread has left it.
  *  6. On a lost device freeing leaves the driver alone: the memory goes with its context.
+ *  7. A step that times its parts is launched kernel by kernel, with an event behind each part.
  *
  * Device memory for the reference model with 2,048 rows, 91 outputs and 64 slots, in MiB: x 20; a block of 86 that is
  * in turn norm + gate,up + act (gate,up for at most 1,024 rows at a time), q + qkv (40), q + attention + its parts, the
@@ -634,6 +635,67 @@ static qk_status make_graphs(qkc_step *step)
     return status;
 }
 
+/* ---- Parts ---------------------------------------------------------------------------------------------------- */
+
+static qk_status make_marks(qkc_step *step)
+{
+    qkc_backend *backend = (qkc_backend *)step->head.backend;
+    qkc_marks *marks = &step->marks;
+    const uint32_t n_max =
+        shape_of((const qkc_context *)step->head.context)->n_layers * QKC_MARKS_LAYER + QKC_MARKS_STEP;
+    if (marks->n_max > 0)
+        return QK_OK;
+    if (marks->events == NULL) {
+        marks->events = (cudaEvent_t *)calloc(n_max, sizeof(*marks->events));
+        marks->parts = (qk_part *)calloc(n_max, sizeof(*marks->parts));
+        if (marks->events == NULL || marks->parts == NULL)
+            return qkc_fail(backend, QK_NO_MEMORY, cudaSuccess, "step: no memory for the times of its parts");
+    }
+    for (uint32_t i = 0; i < n_max; i++) {
+        cudaError_t code = marks->events[i] == NULL ? cudaEventCreate(&marks->events[i]) : cudaSuccess;
+        if (code != cudaSuccess)
+            return qkc_fail(backend, QK_UNSUPPORTED, code, "step: an event to time its parts with");
+    }
+    marks->n_max = n_max;
+    return QK_OK;
+}
+
+static void free_marks(qkc_step *step, bool is_lost)
+{
+    qkc_marks *marks = &step->marks;
+    const uint32_t n_max =
+        shape_of((const qkc_context *)step->head.context)->n_layers * QKC_MARKS_LAYER + QKC_MARKS_STEP;
+    for (uint32_t i = 0; i < n_max && marks->events != NULL && !is_lost; i++)
+        if (marks->events[i] != NULL)
+            cudaEventDestroy(marks->events[i]);
+    free(marks->events);
+    free(marks->parts);
+}
+
+cudaError_t qkc_mark(qkc_step *step, qk_part part)
+{
+    qkc_marks *marks = &step->marks;
+    if (!step->plan.profile || marks->n == marks->n_max)
+        return cudaSuccess;
+    marks->parts[marks->n] = part;
+    return cudaEventRecord(marks->events[marks->n++], compute((const qkc_context *)step->head.context));
+}
+
+/* Of a step that is done. */
+static void sum_marks(qkc_step *step)
+{
+    qkc_marks *marks = &step->marks;
+    const bool apart = marks->result.kv_in_attend;
+    memset(&marks->result, 0, sizeof(marks->result));
+    marks->result.kv_in_attend = apart;
+    for (uint32_t i = 1; i < marks->n; i++) {
+        float ms = 0;
+        if (cudaEventElapsedTime(&ms, marks->events[i - 1], marks->events[i]) == cudaSuccess)
+            marks->result.ms[marks->parts[i]] += ms;
+    }
+    step->result.profile = &marks->result;
+}
+
 /* ---- Step objects -------------------------------------------------------------------------------------------- */
 
 /* A step over garbage: @n_rows rows behind some cached ones, all pages being @page, one output without a slot. */
@@ -775,6 +837,7 @@ void qkc_step_free(qk_step *base)
         cudaFreeHost(step->block);
         cudaGetLastError();
     }
+    free_marks(step, qkc_is_lost(backend));
     if (step->logits != NULL)
         munmap(step->logits, step->logits_bytes);
     free(step);
@@ -842,6 +905,7 @@ static qk_status launch_pass(qkc_step *step, bool decode, bool streamed, bool ou
     pass.context = ctx;
     pass.step = step;
     pass.launch = launch_on(backend_of(ctx), compute(ctx));
+    pass.launch.pdl &= !plan->profile; /* events stand between the launches */
     pass.layout = qkc_layout_of(ctx, plan->kv_class);
     pass.kind = decode ? QKC_PASS_DECODE : plan->n_rows <= QKC_SMALL_ROWS ? QKC_PASS_FEW : QKC_PASS_MANY;
     pass.is_streamed = streamed;
@@ -890,6 +954,8 @@ static qk_status enqueue_end(qkc_step *step)
         if (step->plan.outputs[i].flags & QK_OUTPUT_LOGITS)
             code = cudaMemcpyAsync(step->staged + n++ * vocab, ctx->logits + i * vocab, vocab * sizeof(float),
                 cudaMemcpyDeviceToHost, compute(ctx));
+    if (code == cudaSuccess)
+        code = qkc_mark(step, QK_PART_SAMPLE);
     if (code == cudaSuccess)
         code = cudaEventRecord(step->done, compute(ctx));
     return code == cudaSuccess ? QK_OK : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: ending it");
@@ -972,6 +1038,10 @@ qk_status qkc_step_submit(qk_step *base)
     const bool outside = qkc_partial_is_needed(step);
     if (outside && (!decode || streamed))
         return fail_outside(step, decode);
+    step->marks.n = 0;
+    step->result.profile = NULL;
+    if (plan->profile && (status = make_marks(step)) != QK_OK)
+        return status;
     if (streamed && (status = qkc_stream_build(step, decode, takes_host)) != QK_OK)
         return status;
     /* A graph has up to decode_max rows. */
@@ -980,7 +1050,7 @@ qk_status qkc_step_submit(qk_step *base)
     __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
     __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
 
-    status = decode && !streamed && !outside && n_scored_max == 0 && plan->n_outputs > 0
+    status = decode && !streamed && !outside && n_scored_max == 0 && !plan->profile && plan->n_outputs > 0
                  ? launch_graph(step)
                  : launch_pass(step, decode, streamed, outside, n_scored_max);
     if (status == QK_OK)
@@ -1037,6 +1107,8 @@ static void finish(qkc_step *step)
         for (uint32_t i = 0; i < step->plan.n_outputs; i++)
             if (step->plan.outputs[i].flags & QK_OUTPUT_LOGITS)
                 memcpy(step->logits + i * vocab, step->staged + n++ * vocab, vocab * sizeof(float));
+        if (step->plan.profile)
+            sum_marks(step);
         step->running = false;
         step->status = QK_OK;
         return;

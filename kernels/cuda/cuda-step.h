@@ -178,6 +178,17 @@ typedef struct {
     struct qkc_step *next; /* in the thread's queue */
 } qkc_outside;
 
+/* Marks of a step that times its parts: an event behind each stretch of launches, and what that stretch was. */
+typedef struct {
+    cudaEvent_t *events; /* [n_max]: made by the first such step; events[0] is the step's begin */
+    qk_part *parts;      /* [n_max]: of what lies between an event and the one before */
+    uint32_t n_max, n;   /* n: recorded in the running step */
+    qk_profile result;
+} qkc_marks;
+/* A layer has at most so many marks, and a step so many more. */
+#define QKC_MARKS_LAYER 5u
+#define QKC_MARKS_STEP  4u
+
 typedef struct qkc_step {
     qk_step_head head;
     void *block; /* mapped pinned */
@@ -196,6 +207,7 @@ typedef struct qkc_step {
     qkc_stream stream;
     cudaGraphExec_t graphs[QKC_KV_CLASSES][QKC_BUCKETS_MAX];
     cudaEvent_t done;
+    qkc_marks marks;
     qkc_outside outside;
     bool running;
     qk_status status; /* of the last submission that has ended */
@@ -238,6 +250,9 @@ cudaError_t qkc_stream_begin(qkc_step *step, uint32_t n_layers);
 cudaError_t qkc_stream_place(const qkc_launch *launch, qkc_step *step, uint32_t layer);
 cudaError_t qkc_stream_before(qkc_step *step, uint32_t layer, const qkc_range *range);
 cudaError_t qkc_stream_after(qkc_step *step, uint32_t layer, const qkc_range *range);
+
+/* In a step that times its parts: what was launched since the last mark is @part. The first mark is the step's begin. */
+cudaError_t qkc_mark(qkc_step *step, qk_part part);
 
 /* Launches everything from the plan to the status word, in order. On failure the backend has the line. */
 qk_status qkc_layers(const qkc_pass *pass);

@@ -355,7 +355,7 @@ def bench_modes_measures_all_modes():
     d = json.loads(ok(*SMALL, "--gpu-max-length", "64", "--json"))
     cells = {(c["tokens"], c["mode"]): c for c in d["cells"]}
     assert list(cells) == [(n, m) for n in (64, 256) for m in MODES]
-    assert d["complete"] and d["breakdown"] is None and "not measured" in d["breakdown_note"]
+    assert d["complete"]
     for (n, mode), c in cells.items():
         assert c["state"] == "done", c
         prompts = [n, n + 13, n + 26]
@@ -373,6 +373,11 @@ def bench_modes_measures_all_modes():
     assert all(t["on_host"] == 0 for t in cells[256, "session"]["turns"])
     assert cells[256, "tiered-int8"]["peak_kv_bytes"] < 0.7 * cells[256, "tiered"]["peak_kv_bytes"]
     for c in d["comparisons"]:
+        b = c["breakdown"]
+        parts = [b[k] for k in ("kv_update_ms", "attention_ms", "embedding_mlp_ms", "sampling_ms")]
+        assert min(parts) > 0 and b["attention_ms"] > b["attention_pages_ms"] > 0, b
+        assert abs(sum(parts) + b["rest_ms"] - b["step_ms"]) < 0.001 and b["rest_ms"] > -0.5 * b["step_ms"], b
+        assert cells[c["tokens"], c["mode"]]["profile"]["steps"] == 16
         if c["exact"] and c["mode"] != "rebuild" and d["peak_memory"] == "kv":
             assert c["agreement"] == {"with": "rebuild", "turns": 3, "same": True, "turn": -1, "token": -1}, c
         if c["mode"] == "rebuild":
@@ -401,13 +406,14 @@ def bench_modes_resumes():
         assert again["complete"] and [float(r["e2e_ms"]) for r in rows] == [
             t["e2e_ms"] for c in again["cells"] for t in c["turns"]]
         text = ok(*few, "--against", against)
-        assert "another" in text and "not measured" in text and "as rebuild in 3 turns" in text
+        assert "another" in text and "sampling" in text and "as rebuild in 3 turns" in text
         # "9000" is past the shipped model's context.
+        assert "sampling" not in ok(*SMALL, "--modes", "paged", "--lengths", "64", "--profile", "0")
         out = ok(*few, "--lengths", "64,9000")
         assert out.count("does not fit: the context is 8192 tokens") == 2, out
         fails(2, *few, "--new", "6", says=["--resume", kept, "5 new", "6 new"])
         for text, word in (("{", "kept.json"), ("[]", "object"), ("{}", "version"), ("[" * 1000, "deep"),
-                           ('{"version": 1, "setup": 3}', "expected")):
+                           ('{"version": 2, "setup": 3}', "expected")):
             with open(kept, "w") as f:
                 f.write(text)
             rc, _, err = run(*few)
@@ -420,13 +426,42 @@ def bench_modes_resumes():
 
 
 @test
+def synthetic_pages_stand_for_a_prompt():
+    d = json.loads(ok(*SMALL, "--lengths", "250", "--fill", "synthetic", "--gpu-max-length", "64", "--json"))
+    assert d["fill"] == "synthetic" and [c["mode"] for c in d["cells"]] == list(MODES)
+    for c in d["cells"]:
+        assert c["state"] == "done", c
+        for k, t in enumerate(c["turns"]):
+            filled = (t["prompt"] - 1) // 16 * 16 if k == 0 or c["mode"] not in KEEPING else 0
+            assert t["synthetic"] == filled and t["new"] == (t["prompt"] - filled if filled else 6), t
+            assert (t["first_token_ms"] is None) == (filled > 0) and t["ms_per_token"] > 0, t
+    # The same pages, whatever becomes of them: exact modes agree.
+    assert all(c["agreement"]["same"] and c["agreement"]["turns"] == 1
+               for c in d["comparisons"] if c["exact"] and c["mode"] != "rebuild")
+    text = ok(*SMALL, "--modes", "session", "--fill", "synthetic")
+    assert "SYNTHETIC" in text, text
+    for d in json.loads(ok("bench", "--fill", "synthetic", "-d", "0,512", "-g", "4", "-p", "8", "-r", "1",
+                           "--json"))["depths"]:
+        assert d["synthetic"] == (d["depth"] > 0) and d["decode"]["ms_per_token"] > 0, d
+    for command in (SMALL, ("bench",)):
+        fails(2, *command, "--fill", "zeros", says=["--fill", "zeros"])
+
+
+@test
 def bench_modes_refuses():
     for option, value in (("--turns", "0"), ("--tokens", "1"), ("--new", "0"), ("--lengths", "64,x"), ("--lengths", ""),
-                          ("--lengths", "0"), ("--modes", "session,fast"), ("--modes", "paged,paged"),
+                          ("--lengths", "0"), ("--modes", "session,fast"), ("--modes", "paged,paged"), ("--profile", "-1"),
                           ("--time-limit", "-1"), ("--cache-mode", "paged"), ("--block-size", "8")):
         fails(2, *SMALL, option, value, says=[option, value.split(",")[-1]])
     fails(2, *SMALL, "--article", says=["--article", "--modes"])
     fails(2, *SMALL, "--json", "--csv", says=["--json", "--csv"])
+    fails(2, *SMALL, "--ballast", "1G", "--device-limit", "1G", says=["--ballast", "--device-limit"])
+    fails(2, "bench", "--device-limit", "all", says=["--device-limit", "all"])
+    for option, value in (("--lengths", "100"), ("--tokens", "1"), ("--host-path", "cpu")):
+        fails(2, "bench", "paths", option, value, says=[option, value])
+    if "cuda" not in [b["name"] for b in json.loads(ok("info", "--json"))["backends"] if b["available"]]:
+        fails(1, *SMALL, "--ballast", "1G", says=["card"])
+        fails(1, "bench", "paths", says=["host memory"])
     fails(2, "bench", "mode", says=["mode"])
 
 

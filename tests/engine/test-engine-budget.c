@@ -1,6 +1,8 @@
 /* test-engine-budget.c: what fits a card, what is said when it does not, and the way back to the CPU. The card is
  * fake-cuda.c's. */
+#include <glib/gstdio.h>
 #include <string.h>
+#include "engine/qe-host-paths.h"
 #include "engine/qe-budget.h"
 #include "engine/qe-limits.h"
 
@@ -190,6 +192,52 @@ static void test_set_kv(void)
     }
 }
 
+/* A kept choice is found under its key alone; what is asked for wins; a file that is none is the default. */
+static void test_host_paths(void)
+{
+    g_autoptr(GError) error = NULL;
+    g_autofree char *dir = g_dir_make_tmp("quire-paths-XXXXXX", &error);
+    g_assert_no_error(error);
+    g_autofree char *folder = g_build_filename(dir, "new", NULL);
+    g_autofree char *file = g_build_filename(folder, "paths.ini", NULL);
+    const qk_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .hidden = 64};
+    g_autofree char *key = qe_host_paths_key("A [card]", &shape, QK_BF16);
+    g_autofree char *int8 = qe_host_paths_key("A [card]", &shape, QK_I8);
+    g_assert_cmpstr(key, !=, int8);
+    const double ms[QE_N_HOST_PATHS] = {0, 3, 2, 1};
+    g_assert_true(qe_host_paths_store(file, key, QE_HOST_PATH_CPU, 1000, ms, &error));
+    g_assert_no_error(error);
+    g_assert_true(qe_host_paths_store(file, int8, QE_HOST_PATH_READ, 1000, ms, &error));
+    g_assert_no_error(error);
+    const struct {
+        const char *file, *key;
+        qe_host_path wanted, expected;
+        const char *why;
+    } cases[] = {
+        {file, key, QE_HOST_PATH_AUTO, QE_HOST_PATH_CPU, "measured ("},
+        {file, int8, QE_HOST_PATH_AUTO, QE_HOST_PATH_READ, "measured ("},
+        {file, key, QE_HOST_PATH_READ, QE_HOST_PATH_READ, "asked for"},
+        {file, "another", QE_HOST_PATH_AUTO, QE_HOST_PATH_STREAM, "default"},
+        {folder, key, QE_HOST_PATH_AUTO, QE_HOST_PATH_STREAM, "default"},
+        {NULL, key, QE_HOST_PATH_AUTO, QE_HOST_PATH_STREAM, "default"},
+    };
+    for (guint i = 0; i < G_N_ELEMENTS(cases); i++) {
+        g_autofree char *why = NULL;
+        g_assert_cmpint(
+            qe_host_paths_choose(cases[i].file, cases[i].key, cases[i].wanted, &why), ==, cases[i].expected);
+        g_assert_nonnull(strstr(why, cases[i].why));
+    }
+    g_autofree char *why = NULL;
+    g_assert_true(g_file_set_contents(file, "[x\npath=cpu\n\xff", -1, &error));
+    g_assert_cmpint(qe_host_paths_choose(file, key, QE_HOST_PATH_AUTO, &why), ==, QE_HOST_PATH_STREAM);
+    g_assert_true(qe_host_paths_store(file, key, QE_HOST_PATH_READ, 1000, ms, &error)); /* begins anew */
+    g_clear_pointer(&why, g_free);
+    g_assert_cmpint(qe_host_paths_choose(file, key, QE_HOST_PATH_AUTO, &why), ==, QE_HOST_PATH_READ);
+    g_assert_cmpint(g_remove(file), ==, 0);
+    g_assert_cmpint(g_rmdir(folder), ==, 0);
+    g_assert_cmpint(g_rmdir(dir), ==, 0);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -200,5 +248,6 @@ int main(int argc, char **argv)
     g_test_add_data_func("/engine/budget/fallback/lost", "lost", test_fallback);
     g_test_add_func("/engine/budget/no-fallback", test_no_fallback);
     g_test_add_func("/engine/budget/set-kv", test_set_kv);
+    g_test_add_func("/engine/budget/host-paths", test_host_paths);
     return g_test_run();
 }

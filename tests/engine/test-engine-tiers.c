@@ -410,6 +410,63 @@ static void test_change(void)
     clear_all(want);
 }
 
+/* Nobody finds a synthetic session's pages: not one with the same tokens, not after a fork, not when its mode changes to
+ * one that shares. What it decodes is its own. */
+static void test_synthetic(void)
+{
+    g_autoptr(GArray) ids = et_some_ids(1000, 90);
+    const uint32_t *prompt = (const uint32_t *)(void *)ids->data;
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(200, 400);
+    g_auto(et_result) want = {0}, synthetic = {0}, forked = {0}, exact = {0};
+    qe_generate_params params = et_ids(open_mode(engine, QE_CACHE_TIERED, 0), prompt, ids->len, 8);
+    et_generate(engine, &params, &want);
+    qe_engine_free(engine);
+
+    engine = engine_with(30, 400); /* the first 62 pages pass through the device to the host */
+    g_autoptr(GError) error = NULL;
+    qe_session_options options;
+    qe_session_options_init(&options);
+    options.synthetic = true;
+    g_assert_cmpuint(qe_engine_open_session_with(engine, &options, &error), ==, 0);
+    g_assert_error(error, QE_ERROR, QE_ERROR_INVALID);
+    g_clear_error(&error);
+    options.cache.use_cache = false;
+    options.disk_key = "k";
+    g_assert_cmpuint(qe_engine_open_session_with(engine, &options, &error), ==, 0);
+    g_assert_error(error, QE_ERROR, QE_ERROR_INVALID);
+    g_clear_error(&error);
+    options.disk_key = NULL;
+    options.cache.mode = QE_CACHE_TIERED;
+    qe_session_id session = qe_engine_open_session_with(engine, &options, &error);
+    g_assert_no_error(error);
+    params = et_ids(session, prompt, ids->len, 8);
+    et_generate(engine, &params, &synthetic);
+    g_assert_no_error(synthetic.error);
+    g_assert_cmpuint(synthetic.receipt.n_synthetic, ==, 62 * 16);
+    g_assert_cmpuint(synthetic.receipt.n_new, ==, 8);
+    g_assert_cmpuint(synthetic.ids->len, ==, 8);
+
+    qe_cache_config shares;
+    qe_cache_config_init(&shares);
+    while (!qe_engine_set_cache(engine, session, &shares, NULL))
+        g_thread_yield();
+    qe_session_id child = qe_engine_fork_session(engine, session, QE_KEEP_ALL, &error);
+    g_assert_no_error(error);
+    params = et_ids(child, prompt, ids->len, 8);
+    et_generate(engine, &params, &forked);
+    g_assert_cmpuint(forked.receipt.n_synthetic, ==, 0); /* it has its parent's */
+    g_assert_cmpuint(forked.receipt.n_reused, >=, 62 * 16);
+    qe_engine_close_session(engine, session);
+    qe_engine_close_session(engine, child);
+
+    params = et_ids(open_mode(engine, QE_CACHE_TIERED, 0), prompt, ids->len, 8);
+    et_generate(engine, &params, &exact);
+    g_assert_cmpuint(exact.receipt.n_reused, ==, 0);
+    et_assert_same(&want, &exact);
+    qe_engine_free(engine);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -424,5 +481,6 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/lost", test_lost);
     g_test_add_func("/engine/tiers/int8", test_int8);
     g_test_add_func("/engine/tiers/change", test_change);
+    g_test_add_func("/engine/tiers/synthetic", test_synthetic);
     return g_test_run();
 }

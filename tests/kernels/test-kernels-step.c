@@ -6,6 +6,7 @@
 #include "tests/kernels/tap.h"
 #include <math.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define N_TOKENS 540u
@@ -446,6 +447,54 @@ static void test_sizes(const fixture_model *m)
     rig_close(&r);
 }
 
+/* ---- Parts ------------------------------------------------------------------------------------------------------ */
+
+static double ms_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+/* A step that times its parts gives the same bits; all its parts took time, and together not more than the step. */
+static void test_parts(const fixture_model *m)
+{
+    const uint32_t vocab = m->desc.shape.vocab;
+    float *plain = malloc(32u * vocab * sizeof(*plain));
+    tap_require(plain != NULL);
+    rig r = small_rig(m);
+    rig_rows rows = {tokens, 32, 0, in_order};
+    tap_require(rig_run(&r, &rows, 1, plain) == QK_OK);
+    tap_ok(qk_step_result(r.steps[0])->profile == NULL, "no parts where none were asked for");
+
+    fill_sampling(&r, 0, &rows, 1, warm);
+    qk_plan *plan = qk_step_plan(r.steps[0]);
+    plan->outputs[0].flags |= QK_OUTPUT_LOGITS;
+    plan->profile = 1;
+    const double begin = ms_now();
+    tap_require(qk_step_submit(r.steps[0]) == QK_OK && qk_step_wait(r.steps[0]) == QK_OK);
+    const double wall = ms_now() - begin;
+    const qk_result *result = qk_step_result(r.steps[0]);
+    tap_ok(memcmp(result->logits, plain + 31u * vocab, vocab * sizeof(*plain)) == 0,
+        "timing the parts changes no bit");
+    tap_require(result->profile != NULL);
+    double sum = 0, least = wall;
+    for (uint32_t p = 0; p < QK_N_PARTS; p++) {
+        sum += result->profile->ms[p];
+        least = fmin(least, result->profile->ms[p]);
+    }
+    tap_ok(least > 0 && sum <= wall, "every part took time, all of them %.3f of %.3f ms", sum, wall);
+    tap_ok(!result->profile->kv_in_attend, "keys and values go to their pages in a stage of their own");
+
+    plan->profile = 2;
+    tap_ok(qk_step_submit(r.steps[0]) == QK_INVALID, "profile is 0 or 1");
+    plan->profile = 0;
+    tap_require(qk_step_submit(r.steps[0]) == QK_OK && qk_step_wait(r.steps[0]) == QK_OK);
+    tap_ok(qk_step_result(r.steps[0])->profile == NULL, "the next step does not report the last one's");
+    rig_close(&r);
+    free(plain);
+}
+
 int main(void)
 {
     test_numbers(&fixture_small, QK_BF16);
@@ -458,6 +507,7 @@ int main(void)
     test_history(m);
     test_results(m);
     test_sizes(m);
+    test_parts(m);
     fixture_model_free(m);
     return tap_done();
 }
