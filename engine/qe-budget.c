@@ -40,6 +40,8 @@ void qe_budget_params(const qk_shape *shape, qe_kv_class kv_class, uint32_t rows
         .logits_max = MIN(logits_max, rows_max),
         .slots_max = QE_RUNNING_MAX,
         .select_max = QE_SELECT_PAGES_MAX,
+        .masks_max = QE_RUNNING_MAX,
+        .biases_max = QE_RUNNING_MAX * QE_LOGIT_BIAS_MAX,
     };
     qk_kv_layout_page_major(shape, kv_class == QE_KV_F32 ? QK_F32 : QK_BF16, &out->layout);
     qk_kv_layout_page_major(shape, QK_I8, &out->layout_1);

@@ -386,6 +386,9 @@ static bool next_rows(qe_request *request, candidate *c, qe_sched_item *item)
     if (is_paused(request) || is_restoring(request) ||
         request->n_generated + request->n_unread >= MAX(request->n_generate_max, 1))
         return false;
+    /* What the next token may be depends on the one that is not known yet: no running ahead. */
+    if (request->guide && request->n_unread > 0 && !qe_guide_is_free(request->guide))
+        return false;
     uint32_t n_ids = qe_session_n_ids(request->timeline->session);
     *c = (candidate){.request = request, .epoch = request->epoch};
     *item = (qe_sched_item){.start = request->pos};
@@ -440,8 +443,14 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
         member.n_logits = end > request->eval_first ? MIN(item->n_rows, end - request->eval_first) : 0;
     }
     member.wants_top = member.samples && request->n_top && !request->top_known && request->n_unread == 0;
-    qk_sampling sampling = request->sampling;
-    sampling.position = (uint64_t)request->pos + item->n_rows;
+    qe_step_draw draw = {
+        .sampling = request->sampling,
+        .n_top = MIN(request->n_top_logprobs, qe_model_get_config(core->model)->vocab),
+        .bias = request->bias,
+        .n_bias = request->n_bias,
+        .masked = request->guide != NULL,
+    };
+    draw.sampling.position = (uint64_t)request->pos + item->n_rows;
     if (member.samples && !request->history_set) {
         if (qe_request_has_penalty(request)) {
             qk_status status = qk_context_set_history(core->context, request->slot,
@@ -471,8 +480,10 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
         }
     }
     const uint32_t *ids = c->from_slot ? NULL : qe_session_ids(session) + request->pos;
-    qe_steps_add(core->steps, &member, ids, request->slot, &sampling, qe_session_pool(session),
-        qe_session_pages(session));
+    uint32_t *mask = qe_steps_add(
+        core->steps, &member, ids, request->slot, &draw, qe_session_pool(session), qe_session_pages(session));
+    if (mask)
+        qe_guide_fill(request->guide, mask);
     request->pos += item->n_rows;
     request->n_unread += member.samples;
     return true;
@@ -730,8 +741,18 @@ static void give_top(qe_core *core, qe_request *request, const float *logits)
     request->top_known = true;
 }
 
-/* The token at the end of the session is known now: text, ends. */
-static void accept_token(qe_core *core, qe_request *request, uint32_t id)
+static void list_logprobs(
+    qe_token_logprobs *out, const qk_output_result *output, const qk_top *tops, uint32_t n_top)
+{
+    *out = (qe_token_logprobs){.id = (uint32_t)output->token, .logprob = output->logprob, .n_top = n_top};
+    for (uint32_t i = 0; i < n_top; i++) {
+        out->top[i].id = tops[i].id;
+        out->top[i].logprob = tops[i].logprob;
+    }
+}
+
+/* The token at the end of the session is known now: text, ends. @logprobs: NULL when they are not wanted. */
+static void accept_token(qe_core *core, qe_request *request, uint32_t id, const qe_token_logprobs *logprobs)
 {
     qe_timeline *t = request->timeline;
     gint64 now = g_get_monotonic_time();
@@ -747,16 +768,24 @@ static void accept_token(qe_core *core, qe_request *request, uint32_t id)
     g_autoptr(GString) text = g_string_new(NULL);
     /* Any id can be an end id; it is never part of the text, also when its token is an ordinary word. */
     bool stopped = !ends && qe_reply_push(request->reply, id, text);
-    qe_outbox_push(request->outbox, text->str, text->len, &id, 1);
+    qe_outbox_push_token(request->outbox, text->str, text->len, id, logprobs);
+    bool bound = false;
+    bool obeys = !request->guide || qe_guide_accept(request->guide, id, ends, &bound);
     if (qe_outbox_is_full(request->outbox)) {
         request->paused = true;
         qe_stats_touch(core->stats);
     }
     report(request);
-    if (ends || stopped)
+    if (!obeys)
+        qe_core_finish(core, request, QE_FINISH_ERROR,
+            g_error_new(QE_ERROR, QE_ERROR_FAILED,
+                "The reply cannot go on as its constraint demands after %u tokens", request->n_generated));
+    else if (ends || stopped)
         qe_core_finish(core, request, QE_FINISH_STOP, NULL);
     else if (request->n_generated >= request->n_generate_max)
         qe_core_finish(core, request, request->max_is_context ? QE_FINISH_CONTEXT : QE_FINISH_LENGTH, NULL);
+    else if (bound)
+        restart(request); /* what was drawn behind "</think>" was drawn freely */
 }
 
 /* The K and V of a row that gave NaN may be no better: nothing of this session's cache is used again. */
@@ -782,6 +811,20 @@ static void add_profile(qe_profile *to, const qk_profile *from, double ms)
     to->head_ms += from->ms[QK_PART_HEAD];
     to->sample_ms += from->ms[QK_PART_SAMPLE];
     to->kv_in_attend = from->kv_in_attend;
+}
+
+static void accept_output(qe_core *core, const qe_step_member *m, const qk_result *result)
+{
+    qe_request *request = m->request;
+    const qk_output_result *output = &result->outputs[m->sample_output];
+    if (!request->logprobs) {
+        accept_token(core, request, (uint32_t)output->token, NULL);
+        return;
+    }
+    uint32_t n_top = MIN(request->n_top_logprobs, qe_model_get_config(core->model)->vocab);
+    qe_token_logprobs logprobs;
+    list_logprobs(&logprobs, output, result->tops + (gsize)m->sample_output * QK_TOP_MAX, n_top);
+    accept_token(core, request, (uint32_t)output->token, &logprobs);
 }
 
 static void apply_member(qe_core *core, const qe_step_member *m, const qk_result *result, double ms)
@@ -825,7 +868,7 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
     else if (request->n_generate_max == 0)
         qe_core_finish(core, request, QE_FINISH_CONTEXT, NULL);
     else
-        accept_token(core, request, (uint32_t)output->token);
+        accept_output(core, m, result);
 }
 
 /* The checker over the pools and every session: a broken invariant is a bug, and going on would corrupt replies. */

@@ -275,7 +275,8 @@ static bool fill_device(qe_core *core, qk_progress_fn progress, void *user, GErr
         qe_backend_set_error(error, core->backend, status, "Cannot make the workspace");
         return false;
     }
-    status = qe_steps_new(core->context, core->queue, &core->params, &core->steps);
+    status = qe_steps_new(
+        core->context, core->queue, &core->params, qe_model_get_config(core->model)->vocab, &core->steps);
     if (status != QK_OK) {
         qe_backend_set_error(error, core->backend, status, "Cannot make the steps");
         return false;
@@ -352,6 +353,7 @@ void qe_core_set_kv_bytes(qe_core *core, uint64_t kv_bytes_max)
 static void forget_model(qe_core *core)
 {
     g_clear_pointer(&core->tmpl, qe_template_free);
+    g_clear_pointer(&core->vocab, qe_vocab_unref);
     g_clear_pointer(&core->tokenizer, qe_tokenizer_unref);
     g_clear_pointer(&core->model, qe_model_unref);
     core->context_max = 0;
@@ -644,6 +646,29 @@ static void refuse(qe_core *core, qe_request *request, GError *error)
     qe_request_unref(request);
 }
 
+static bool check_bias(const qe_core *core, const qe_request *request, GError **error)
+{
+    uint32_t vocab = qe_model_get_config(core->model)->vocab;
+    if (request->n_bias == 0 || request->bias[request->n_bias - 1].id < vocab)
+        return true;
+    g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "logit_bias names id %u; the model has %u",
+        request->bias[request->n_bias - 1].id, vocab);
+    return false;
+}
+
+static void begin_guide(qe_core *core, qe_request *request)
+{
+    qe_guide_start start = QE_GUIDE_NO_THINKING;
+    if (!request->ids && qe_template_forces_thinking(core->tmpl))
+        start = QE_GUIDE_IS_THINKING;
+    else if (!request->ids && qe_template_has_thinking(core->tmpl) && request->thinking != QE_THINKING_OFF)
+        start = QE_GUIDE_MAY_THINK;
+    if (!core->vocab)
+        core->vocab = qe_vocab_new(core->tokenizer);
+    request->guide = qe_guide_new(
+        request->constraint, core->vocab, qe_model_get_config(core->model)->vocab, &core->eos, start);
+}
+
 void qe_core_generate(qe_core *core, qe_request *request)
 {
     GError *error = NULL;
@@ -672,7 +697,7 @@ void qe_core_generate(qe_core *core, qe_request *request)
             request->session_id);
     } else if (t->broken) {
         error = g_error_copy(t->broken);
-    } else if (qe_turn_prepare(core, t, request, &error)) {
+    } else if (check_bias(core, request, &error) && qe_turn_prepare(core, t, request, &error)) {
         request->timeline = t;
         request->serial = core->next_serial++;
         request->state = QE_REQUEST_QUEUED;
@@ -680,6 +705,8 @@ void qe_core_generate(qe_core *core, qe_request *request)
         t->last_used = ++core->clock;
         if (!request->is_eval)
             request->reply = qe_reply_new(core->tokenizer, (const char *const *)request->stop);
+        if (request->constraint)
+            begin_guide(core, request);
         g_ptr_array_add(core->waiting, request);
         qe_stats_touch(core->stats);
         return;

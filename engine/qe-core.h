@@ -71,6 +71,7 @@ struct qe_core {
     qe_tokenizer *tokenizer;
     qe_template *tmpl;
     qe_eos_list eos;
+    qe_vocab *vocab; /* of the tokenizer, for constraints; NULL until one is used */
     qe_kv_pool
         *pools[QE_KV_CLASSES]; /* by page class; [0] is there whenever a model is. [1]: int8, NULL without */
     qe_kv_ledger device_ledger, host_ledger; /* what the pools share */

@@ -38,12 +38,18 @@
 #define QE_STOP_STRINGS_MAX 64u
 #define QE_STOP_BYTES_MAX   4096u
 /* ---- Engine ---- */
-#define QE_SESSIONS_MAX     256u  /* open sessions of an engine */
-#define QE_COMMANDS_MAX     1024u /* commands that wait for the engine thread; past it QE_ERROR_BUSY */
-#define QE_RUNNING_MAX      64u /* requests that compute at the same time: sequences and token slots of a step */
-#define QE_PROMPT_BYTES_MAX (64u << 20) /* text of one request */
-#define QE_OUTBOX_BYTES     (64u << 10) /* text that waits for its reader; past it the request pauses */
-#define QE_OUTBOX_IDS       (16u << 10) /* ids that wait for their reader; past it the request pauses */
+#define QE_LOGIT_BIAS_MAX 1024u /* entries of a request */
+
+/* ---- Constraints ---- */
+#define QE_SCHEMA_BYTES_MAX    (1u << 20)
+#define QE_SCHEMA_NODES_MAX    100000u
+#define QE_TOOL_NAME_BYTES_MAX 64u
+#define QE_SESSIONS_MAX        256u  /* open sessions of an engine */
+#define QE_COMMANDS_MAX        1024u /* commands that wait for the engine thread; past it QE_ERROR_BUSY */
+#define QE_RUNNING_MAX         64u /* requests that compute at the same time: sequences and token slots of a step */
+#define QE_PROMPT_BYTES_MAX    (64u << 20) /* text of one request */
+#define QE_OUTBOX_BYTES        (64u << 10) /* text that waits for its reader; past it the request pauses */
+#define QE_OUTBOX_IDS          (16u << 10) /* ids that wait for their reader; past it the request pauses */
 
 /* ---- Steps ---- */
 #define QE_STEP_ROWS_DEFAULT 512u  /* token rows of a step on the CPU */

@@ -19,6 +19,7 @@ struct qe_outbox {
     bool news, was_full;
     GString *text;
     GArray *ids;      /* uint32_t */
+    GArray *logprobs; /* qe_token_logprobs: one an id, or none */
     qe_update latest; /* everything but text, ids, top and error */
     qe_top *top;
     uint32_t n_top;
@@ -35,6 +36,7 @@ qe_outbox *qe_outbox_new(gsize max_bytes, qe_wakeup_fn wakeup, void *user)
     self->wakeup_user = user;
     self->text = g_string_new(NULL);
     self->ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    self->logprobs = g_array_new(FALSE, FALSE, sizeof(qe_token_logprobs));
     self->latest.state = QE_REQUEST_QUEUED;
     self->latest.receipt.first_mismatch = -1;
     return self;
@@ -46,6 +48,7 @@ void qe_outbox_free(qe_outbox *self)
         return;
     g_string_free(self->text, TRUE);
     g_array_unref(self->ids);
+    g_array_unref(self->logprobs);
     g_free(self->top);
     g_clear_error(&self->error);
     qe_cond_clear(&self->cond);
@@ -69,12 +72,14 @@ static bool is_full(const qe_outbox *self)
     return self->text->len >= self->max_bytes || self->ids->len >= QE_OUTBOX_IDS;
 }
 
-void qe_outbox_push(qe_outbox *self, const char *text, gsize n_text, const uint32_t *ids, uint32_t n_ids)
+static void push(qe_outbox *self, const char *text, gsize n_text, const uint32_t *ids, uint32_t n_ids,
+    const qe_token_logprobs *logprobs)
 {
-    if (n_text == 0 && n_ids == 0)
-        return;
     qe_mutex_lock(&self->lock);
     g_assert(self->latest.state != QE_REQUEST_DONE);
+    g_assert(n_ids == 0 || self->logprobs->len == (logprobs ? self->ids->len : 0));
+    if (logprobs)
+        g_array_append_vals(self->logprobs, logprobs, n_ids);
     if (n_text)
         g_string_append_len(self->text, text, (gssize)n_text);
     if (n_ids)
@@ -82,6 +87,19 @@ void qe_outbox_push(qe_outbox *self, const char *text, gsize n_text, const uint3
     if (is_full(self))
         self->was_full = true;
     unlock_with_news(self);
+}
+
+void qe_outbox_push(qe_outbox *self, const char *text, gsize n_text, const uint32_t *ids, uint32_t n_ids)
+{
+    if (n_text == 0 && n_ids == 0)
+        return;
+    push(self, text, n_text, ids, n_ids, NULL);
+}
+
+void qe_outbox_push_token(
+    qe_outbox *self, const char *text, gsize n_text, uint32_t id, const qe_token_logprobs *logprobs)
+{
+    push(self, text, n_text, &id, 1, logprobs);
 }
 
 void qe_outbox_set_queued(qe_outbox *self, uint32_t n_before)
@@ -152,6 +170,10 @@ bool qe_outbox_take(qe_outbox *self, qe_update *out, bool *was_full)
     out->n_ids = self->ids->len;
     out->ids = (uint32_t *)(void *)g_array_free(self->ids, self->ids->len == 0);
     self->ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    out->logprobs = self->logprobs->len
+                        ? g_memdup2(self->logprobs->data, self->logprobs->len * sizeof *out->logprobs)
+                        : NULL;
+    g_array_set_size(self->logprobs, 0);
     out->n_top = self->n_top;
     out->top = self->n_top ? g_memdup2(self->top, self->n_top * sizeof *self->top) : NULL;
     out->error = self->error ? g_error_copy(self->error) : NULL;
@@ -178,6 +200,7 @@ void qe_update_clear(qe_update *update)
 {
     g_clear_pointer(&update->text, g_free);
     g_clear_pointer(&update->ids, g_free);
+    g_clear_pointer(&update->logprobs, g_free);
     g_clear_pointer(&update->top, g_free);
     g_clear_error(&update->error);
     update->n_text = 0;

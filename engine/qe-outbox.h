@@ -20,6 +20,9 @@ void qe_outbox_free(qe_outbox *self);
 
 /* Writer. Each may wake the reader. */
 void qe_outbox_push(qe_outbox *self, const char *text, gsize n_text, const uint32_t *ids, uint32_t n_ids);
+/* One token, its text and, when not NULL, its log-probabilities (always or never). */
+void qe_outbox_push_token(
+    qe_outbox *self, const char *text, gsize n_text, uint32_t id, const qe_token_logprobs *logprobs);
 void qe_outbox_set_queued(qe_outbox *self, uint32_t n_before);
 void qe_outbox_set_progress(qe_outbox *self, qe_request_state state, uint32_t n_prompt,
     uint32_t n_prompt_done, const qe_receipt *receipt);

@@ -55,6 +55,19 @@ static bool check_params(const qe_generate_params *params, GError **error)
             params->max_tokens, params->n_profile);
         return false;
     }
+    if (params->n_top_logprobs > QE_TOP_LOGPROBS_MAX) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "n_top_logprobs must be at most %d, not %u",
+            QE_TOP_LOGPROBS_MAX, params->n_top_logprobs);
+        return false;
+    }
+    if (params->n_top_logprobs && !params->logprobs) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "n_top_logprobs needs logprobs");
+        return false;
+    }
+    if (params->constraint && params->ignore_eos) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "A reply with a constraint cannot ignore its end");
+        return false;
+    }
     guint n_stop = params->stop ? g_strv_length((char **)params->stop) : 0;
     if (n_stop > QE_STOP_STRINGS_MAX) {
         g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "At most %u stop strings, not %u", QE_STOP_STRINGS_MAX,
@@ -118,7 +131,16 @@ qe_request *qe_request_new(
     self->no_reuse = params->no_reuse;
     self->n_top = params->n_top;
     self->n_profile = params->n_profile;
+    self->logprobs = params->logprobs;
+    self->n_top_logprobs = params->n_top_logprobs;
+    if (params->constraint)
+        self->constraint = qe_constraint_ref(params->constraint);
     qe_sampler_to_kernel(&params->sampling, &self->sampling);
+    self->n_bias = params->n_logit_bias;
+    if (!qe_sampler_bias_to_kernel(params->logit_bias, params->n_logit_bias, &self->bias, error)) {
+        qe_request_unref(self);
+        return NULL;
+    }
     if (params->ids) {
         self->ids = g_memdup2(params->ids, (gsize)params->n_ids * sizeof *params->ids);
         self->n_ids = params->n_ids;
@@ -159,6 +181,9 @@ void qe_request_unref(qe_request *self)
     g_free(self->ids);
     g_strfreev(self->stop);
     qe_reply_free(self->reply);
+    qe_guide_free(self->guide);
+    qe_constraint_unref(self->constraint);
+    g_free(self->bias);
     qe_outbox_free(self->outbox);
     qe_queue_unref(self->queue);
     g_free(self);

@@ -4,6 +4,7 @@
 #include <glib.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include "engine/qe-guide.h"
 #include "engine/qe-outbox.h"
 #include "engine/qe-queue.h"
 #include "engine/qe-reply.h"
@@ -40,6 +41,11 @@ struct qe_request {
     char **stop; /* may be NULL */
     bool ignore_eos, no_reuse;
     uint32_t n_top, n_profile;
+    qk_bias *bias; /* [n_bias], ascending ids */
+    uint32_t n_bias;
+    bool logprobs;
+    uint32_t n_top_logprobs;
+    qe_constraint *constraint; /* a reference; may be NULL */
     /* eval: no reply; the logits of [eval_first, n_ids) go to eval_out, which outlives the request's end. */
     bool is_eval;
     uint32_t eval_first;
@@ -64,6 +70,7 @@ struct qe_request {
     uint64_t n_pages_seen, n_pages_skipped; /* by the reply's tokens */
     qe_receipt receipt;
     qe_reply *reply; /* ids to text; owned */
+    qe_guide *guide; /* what the constraint allows next; owned; NULL without one */
 };
 
 /* Returns: owned. Checks every argument; texts are copied. */
@@ -80,7 +87,8 @@ static inline bool qe_request_is_cancelled(const qe_request *self)
 
 static inline bool qe_request_has_penalty(const qe_request *self)
 {
-    return self->sampling.repetition_penalty != 1.0f || self->sampling.presence_penalty != 0.0f;
+    return self->sampling.repetition_penalty != 1.0f || self->sampling.presence_penalty != 0.0f ||
+           self->sampling.frequency_penalty != 0.0f;
 }
 
 G_END_DECLS

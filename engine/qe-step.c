@@ -6,6 +6,7 @@
  *  3. Every member in flight holds a reference to its request.
  * Nothing is allocated between begin and wait: member arrays have the size of the context's seqs_max. */
 #include "engine/qe-step.h"
+#include <string.h>
 #include "engine/qe-request.h"
 #include "engine/qe-sched.h"
 
@@ -24,6 +25,7 @@ typedef struct {
 struct qe_steps {
     qe_queue *queue;
     qk_context_params params;
+    uint32_t mask_words;
     lane lanes[2];
     uint32_t oldest, n_in_flight;
     bool held; /* lanes[oldest ^ 1]'s members of the last wait are still referenced */
@@ -45,9 +47,11 @@ static void drop_held(qe_steps *self)
     self->held = false;
 }
 
-qk_status qe_steps_new(qk_context *context, qe_queue *queue, const qk_context_params *params, qe_steps **out)
+qk_status qe_steps_new(
+    qk_context *context, qe_queue *queue, const qk_context_params *params, uint32_t vocab, qe_steps **out)
 {
     qe_steps *self = g_new0(qe_steps, 1);
+    self->mask_words = qk_mask_words(vocab);
     self->queue = qe_queue_ref(queue);
     self->params = *params;
     for (int i = 0; i < 2; i++) {
@@ -122,6 +126,7 @@ bool qe_steps_begin(qe_steps *self, uint32_t kv_class, bool heavy, qe_host_path 
     g_assert(l->n_members == 0);
     qk_plan *plan = qk_step_plan(l->step);
     plan->n_rows = plan->n_seqs = plan->n_pages = plan->n_outputs = 0;
+    plan->n_masks = plan->n_biases = 0;
     plan->kv_class = kv_class;
     plan->profile = 0;
     /* A backend on host memory looks at neither. */
@@ -139,15 +144,40 @@ uint32_t qe_steps_n_rows(const qe_steps *self)
     return qk_step_plan(l->step)->n_rows;
 }
 
-static uint32_t add_output(
-    qk_plan *plan, uint32_t row, uint32_t flags, uint32_t slot, const qk_sampling *sampling)
+static uint32_t add_logits(qk_plan *plan, uint32_t row)
+{
+    plan->outputs[plan->n_outputs] = (qk_output){
+        .row = row,
+        .flags = QK_OUTPUT_LOGITS,
+        .slot = QK_NO_SLOT,
+        .sampling = {.top_p = 1, .repetition_penalty = 1},
+    };
+    return plan->n_outputs++;
+}
+
+static uint32_t add_draw(const qe_steps *self, qk_plan *plan, uint32_t row, uint32_t flags, uint32_t slot,
+    const qe_step_draw *draw)
 {
     qk_output *output = &plan->outputs[plan->n_outputs];
-    *output = (qk_output){.row = row, .flags = flags, .slot = slot};
-    if (sampling)
-        output->sampling = *sampling;
-    else
-        output->sampling = (qk_sampling){.top_p = 1, .repetition_penalty = 1};
+    *output = (qk_output){
+        .row = row,
+        .flags = flags | QK_OUTPUT_SAMPLE,
+        .slot = slot,
+        .n_top = draw->n_top,
+        .sampling = draw->sampling,
+    };
+    if (draw->masked) {
+        g_assert(plan->n_masks < self->params.masks_max);
+        output->flags |= QK_OUTPUT_MASK;
+        output->mask = plan->n_masks++;
+    }
+    if (draw->n_bias) {
+        g_assert(draw->n_bias <= self->params.biases_max - plan->n_biases);
+        output->bias_begin = plan->n_biases;
+        output->n_bias = draw->n_bias;
+        memcpy(plan->biases + plan->n_biases, draw->bias, draw->n_bias * sizeof *draw->bias);
+        plan->n_biases += draw->n_bias;
+    }
     return plan->n_outputs++;
 }
 
@@ -186,8 +216,8 @@ static void add_pages(const lane *l, qk_plan *plan, const qe_step_member *m, con
     }
 }
 
-void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
-    const qk_sampling *sampling, const qe_kv_pool *pool, const qe_page *pages)
+uint32_t *qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
+    const qe_step_draw *draw, const qe_kv_pool *pool, const qe_page *pages)
 {
     lane *l = next_lane(self);
     qk_plan *plan = qk_step_plan(l->step);
@@ -226,18 +256,19 @@ void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *
     if (m->n_logits) {
         m->logits_output = plan->n_outputs;
         for (uint32_t i = 0; i < m->n_logits; i++)
-            add_output(plan, last + 1 - m->n_logits + i, QK_OUTPUT_LOGITS, QK_NO_SLOT, NULL);
+            add_logits(plan, last + 1 - m->n_logits + i);
     }
-    if (m->samples) {
-        uint32_t flags = QK_OUTPUT_SAMPLE | (m->wants_top ? QK_OUTPUT_LOGITS : 0u);
-        m->sample_output = add_output(plan, last, flags, slot, sampling);
-    }
+    if (m->samples)
+        m->sample_output = add_draw(self, plan, last, m->wants_top ? QK_OUTPUT_LOGITS : 0u, slot, draw);
     l->attended += qe_cost_attended(m->start - (m->n_pages - m->n_attended) * QK_PAGE_TOKENS, m->n_rows);
     plan->profile |= m->profile;
     if (m->decode)
         l->n_decode++;
     else
         l->n_prefill += m->n_rows;
+    if (!m->samples || !draw->masked)
+        return NULL;
+    return plan->masks + (gsize)plan->outputs[m->sample_output].mask * self->mask_words;
 }
 
 qk_status qe_steps_submit(qe_steps *self, double predicted_ms)

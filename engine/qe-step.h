@@ -32,6 +32,15 @@ typedef struct {
     uint32_t n_pages, n_attended; /* filled in: of the sequence; of them, those that a row attends to */
 } qe_step_member;
 
+/* How a member's token is drawn. */
+typedef struct {
+    qk_sampling sampling;
+    uint32_t n_top;
+    const qk_bias *bias; /* [n_bias], ascending ids; copied */
+    uint32_t n_bias;
+    bool masked;
+} qe_step_draw;
+
 typedef struct {
     qk_status status;
     uint32_t n_members;
@@ -46,7 +55,8 @@ typedef struct {
 typedef struct qe_steps qe_steps;
 
 /* Makes both steps. QK_OK or why not. */
-qk_status qe_steps_new(qk_context *context, qe_queue *queue, const qk_context_params *params, qe_steps **out);
+qk_status qe_steps_new(
+    qk_context *context, qe_queue *queue, const qk_context_params *params, uint32_t vocab, qe_steps **out);
 void qe_steps_free(qe_steps *self); /* waits for steps in flight; drops their references. NULL is fine */
 
 uint32_t qe_steps_n_in_flight(const qe_steps *self);
@@ -56,9 +66,10 @@ bool qe_steps_prefill_in_flight(const qe_steps *self);
 /* false when both steps are in flight. @heavy: some of its pages are off the device; @path says how they are read. */
 bool qe_steps_begin(qe_steps *self, uint32_t kv_class, bool heavy, qe_host_path path);
 /* @ids: [member->n_rows] known tokens; or NULL for one row that takes its token from @slot. Reads the page table of
- * @pages: n_pages = ceil((start + n_rows) / 16). @sampling: for member->samples. Fills in the member's output indices. */
-void qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
-    const qk_sampling *sampling, const qe_kv_pool *pool, const qe_page *pages);
+ * @pages: n_pages = ceil((start + n_rows) / 16). @draw: for member->samples. Fills in the member's output indices. Returns
+ * the words to fill with the mask when the draw is masked, else NULL. */
+uint32_t *qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
+    const qe_step_draw *draw, const qe_kv_pool *pool, const qe_page *pages);
 uint32_t qe_steps_n_rows(const qe_steps *self); /* of the plan begun */
 /* On failure the plan is forgotten, its references dropped; nothing was enqueued. */
 qk_status qe_steps_submit(qe_steps *self, double predicted_ms);

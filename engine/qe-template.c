@@ -342,6 +342,11 @@ bool qe_template_has_thinking(const qe_template *self)
     return self->form.thinking_switch;
 }
 
+bool qe_template_forces_thinking(const qe_template *self)
+{
+    return self->form.thinking_forced;
+}
+
 bool qe_template_strips_reasoning(const qe_template *self)
 {
     return self->form.strips;

@@ -42,6 +42,7 @@ qe_template *qe_template_new(
 void qe_template_free(qe_template *self); /* NULL is fine */
 
 bool qe_template_has_thinking(const qe_template *self);     /* thinking on and off make a difference */
+bool qe_template_forces_thinking(const qe_template *self);  /* every prompt ends inside a think block */
 bool qe_template_strips_reasoning(const qe_template *self); /* replies before the last user turn lose it */
 uint32_t qe_template_end_id(const qe_template *self);       /* <|im_end|> */
 int64_t qe_template_eos_id(const qe_template *self);        /* tokenizer_config.json's eos_token; -1: none */

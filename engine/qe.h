@@ -286,7 +286,8 @@ typedef struct {
     double top_p;              /* [0, 1]; 1: off */
     double min_p;              /* [0, 1]; 0: off */
     double repetition_penalty; /* > 0; 1: off */
-    double presence_penalty;   /* [-2, 2]; 0: off */
+    double presence_penalty;   /* [-2, 2]; 0: off. Subtracted from the logits of ids that are in the reply */
+    double frequency_penalty;  /* [-2, 2]; 0: off. The same, times how often the id is in the reply */
     int64_t top_k;             /* <= 0: off */
     uint64_t seed;
     bool has_seed; /* false: the engine draws one and reports it in the receipt */
@@ -296,6 +297,32 @@ typedef struct {
 void qe_sampling_params_init(qe_sampling_params *params, const qe_model_info *info);
 bool qe_sampling_params_check(
     const qe_sampling_params *params, GError **error); /* names the field and its range */
+
+typedef struct {
+    uint32_t id;
+    float value; /* [-100, 100], added to the id's logit after the penalties */
+} qe_logit_bias;
+
+/* What a reply may be, and nothing else. Immutable and reference-counted; any thread. One constraint may be used by any
+ * number of requests at once.
+ *
+ * A reply that ends by itself (QE_FINISH_STOP, and no stop string) is a whole text of the constraint. One that was cut
+ * (QE_FINISH_LENGTH, QE_FINISH_CONTEXT, cancelled, a stop string) is the beginning of one. Where the template makes
+ * the model think, the constraint begins behind "</think>"; until then the reply is free but cannot end. */
+typedef struct qe_constraint qe_constraint;
+/* Any JSON object. Returns: owned. */
+qe_constraint *qe_constraint_new_json_object(void);
+/* JSON that @schema (@n_bytes of UTF-8; -1: up to the NUL) allows; the part of JSON Schema that is known is listed in
+ * engine/qe-schema.h. QE_ERROR_UNSUPPORTED names the JSON pointer and the keyword that is not known, QE_ERROR_FORMAT or
+ * _INVALID what is wrong. Returns: owned. */
+qe_constraint *qe_constraint_new_json_schema(const char *schema, gssize n_bytes, GError **error);
+/* Calls of the functions in @tools, the JSON array of an OpenAI request's `tools`, in the form that the Qwen3 template
+ * asks for. @name: of this function only; NULL: of any. @parallel: one or more calls, else just one. Errors as above.
+ * Returns: owned. */
+qe_constraint *qe_constraint_new_tool_call(
+    const char *tools, gssize n_bytes, const char *name, bool parallel, GError **error);
+qe_constraint *qe_constraint_ref(qe_constraint *self);
+void qe_constraint_unref(qe_constraint *self); /* NULL is fine */
 
 typedef struct {
     qe_session_id session;
@@ -318,10 +345,18 @@ typedef struct {
     /* The last n of max_tokens are decoded in steps that time their parts, for the receipt's profile (benchmarks). Such
      * steps take longer; the first token of a reply is never one of them. */
     uint32_t n_profile;
-    qe_wakeup_fn wakeup; /* this request has news; may be NULL */
+    const qe_logit_bias
+        *logit_bias; /* [n_logit_bias], no id twice, at most 1024; ids past the vocabulary are refused */
+    uint32_t n_logit_bias;
+    bool logprobs; /* report each token's log-probability (qe_update.logprobs) */
+    uint32_t
+        n_top_logprobs; /* and the most probable tokens beside it; at most QE_TOP_LOGPROBS_MAX. Needs logprobs */
+    qe_constraint *constraint; /* a reference is taken; NULL: none. Not with ignore_eos */
+    qe_wakeup_fn wakeup;       /* this request has news; may be NULL */
     void *wakeup_user;
 } qe_generate_params;
-#define QE_TOP_MAX 1024
+#define QE_TOP_MAX          1024
+#define QE_TOP_LOGPROBS_MAX 20
 
 void qe_generate_params_init(
     qe_generate_params *params, const qe_model_info *info); /* defaults; keeps all messages */
@@ -396,6 +431,18 @@ typedef struct {
     float logit, logprob;
 } qe_top;
 
+/* Log-probabilities are the model's own: of its logits at temperature 1, before penalties, bias, constraint and filters.
+ * A token's bytes, which may be a part of a character: qe_tokenizer_token_bytes(). */
+typedef struct {
+    uint32_t id; /* drawn */
+    float logprob;
+    uint32_t n_top;
+    struct {
+        uint32_t id;
+        float logprob;
+    } top[QE_TOP_LOGPROBS_MAX]; /* most probable first; the drawn token need not be among them */
+} qe_token_logprobs;
+
 typedef struct {
     qe_request_state state;
     uint32_t n_before;                /* QUEUED: requests ahead */
@@ -404,6 +451,8 @@ typedef struct {
     gsize n_text;
     uint32_t *ids; /* owned: new generated ids since the last take, end token included */
     uint32_t n_ids;
+    qe_token_logprobs
+        *logprobs;      /* owned: [n_ids] of the same tokens when the request wants them, else NULL */
     qe_receipt receipt; /* live while running, final when DONE */
     qe_top *top;        /* owned: [n_top], once known; else NULL */
     uint32_t n_top;
@@ -485,6 +534,7 @@ void qe_snapshot_unref(const qe_snapshot *snapshot);
 
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_engine, qe_engine_free)
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_request, qe_request_unref)
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_constraint, qe_constraint_unref)
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_model_info, qe_model_info_free)
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_memory_plan, qe_memory_plan_free)
 

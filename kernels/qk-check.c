@@ -303,6 +303,8 @@ qk_status qk_check_context_params(
         {"outputs_max", params->outputs_max, 0},
         {"logits_max", params->logits_max, 0},
         {"slots_max", params->slots_max, 0},
+        {"masks_max", params->masks_max, 0},
+        {"biases_max", params->biases_max, 0},
         {"partial_max", params->partial_max, 0},
         {"select_max", params->select_max, 0},
     };
@@ -367,6 +369,8 @@ qk_status qk_check_sampling(const qk_sampling *s, char *error, size_t error_size
             (double)s->repetition_penalty);
     if (!isfinite(s->presence_penalty))
         FAIL("sampling: presence_penalty %g, expected a finite number", (double)s->presence_penalty);
+    if (!isfinite(s->frequency_penalty))
+        FAIL("sampling: frequency_penalty %g, expected a finite number", (double)s->frequency_penalty);
     return QK_OK;
 }
 
@@ -476,10 +480,50 @@ static qk_status check_seqs(const qk_plan *plan, const qk_shape *shape, const qk
     return QK_OK;
 }
 
-static qk_status check_outputs(
-    const qk_plan *plan, const qk_context_params *params, char *error, size_t error_size)
+static bool mask_allows_any(const uint32_t *mask, uint32_t vocab)
 {
-    const uint32_t all = QK_OUTPUT_SAMPLE | QK_OUTPUT_LOGITS;
+    for (uint32_t i = 0; i < vocab / 32; i++)
+        if (mask[i] != 0)
+            return true;
+    return vocab % 32 != 0 && (mask[vocab / 32] & ((1u << vocab % 32) - 1)) != 0;
+}
+
+/* The output's mask, bias list and number of alternatives. */
+static qk_status check_extras(
+    const qk_plan *plan, uint32_t i, const qk_shape *shape, char *error, size_t error_size)
+{
+    const qk_output *out = &plan->outputs[i];
+    const bool samples = (out->flags & QK_OUTPUT_SAMPLE) != 0, masked = (out->flags & QK_OUTPUT_MASK) != 0;
+    if (!samples && (masked || out->n_bias > 0 || out->n_top > 0))
+        FAIL("plan: outputs[%u] has a mask, a bias or n_top, but draws no token", i);
+    if (masked && out->mask >= plan->n_masks)
+        FAIL("plan: outputs[%u].mask is %u, expected below n_masks %u", i, out->mask, plan->n_masks);
+    if (!masked && out->mask != 0)
+        FAIL("plan: outputs[%u].mask is %u without QK_OUTPUT_MASK, expected 0", i, out->mask);
+    const size_t words = qk_mask_words(shape->vocab);
+    if (masked && !mask_allows_any(plan->masks + out->mask * words, shape->vocab))
+        FAIL("plan: outputs[%u].mask %u allows no id", i, out->mask);
+    if (out->n_top > QK_TOP_MAX || out->n_top > shape->vocab)
+        FAIL("plan: outputs[%u].n_top is %u, expected at most %u", i, out->n_top,
+            QK_TOP_MAX < shape->vocab ? QK_TOP_MAX : shape->vocab);
+    if (out->bias_begin > plan->n_biases || out->n_bias > plan->n_biases - out->bias_begin)
+        FAIL("plan: outputs[%u] has biases [%u, +%u), past n_biases %u", i, out->bias_begin, out->n_bias,
+            plan->n_biases);
+    for (uint32_t k = 0; k < out->n_bias; k++) {
+        const qk_bias *bias = &plan->biases[out->bias_begin + k];
+        if (bias->id >= shape->vocab || (k > 0 && bias->id <= bias[-1].id))
+            FAIL("plan: outputs[%u] bias %u is of id %u, expected ascending ids below %u", i, k, bias->id,
+                shape->vocab);
+        if (!isfinite(bias->value))
+            FAIL("plan: outputs[%u] bias %u is %g, expected a finite number", i, k, (double)bias->value);
+    }
+    return QK_OK;
+}
+
+static qk_status check_outputs(const qk_plan *plan, const qk_shape *shape, const qk_context_params *params,
+    char *error, size_t error_size)
+{
+    const uint32_t all = QK_OUTPUT_SAMPLE | QK_OUTPUT_LOGITS | QK_OUTPUT_MASK;
     uint32_t n_logits = 0;
     for (uint32_t i = 0; i < plan->n_outputs; i++) {
         const qk_output *out = &plan->outputs[i];
@@ -496,6 +540,9 @@ static qk_status check_outputs(
         for (uint32_t j = 0; out->slot != QK_NO_SLOT && j < i; j++)
             if (plan->outputs[j].slot == out->slot)
                 FAIL("plan: outputs[%u].slot is %u, which outputs[%u] has", i, out->slot, j);
+        qk_status status = check_extras(plan, i, shape, error, error_size);
+        if (status != QK_OK)
+            return status;
         n_logits += (out->flags & QK_OUTPUT_LOGITS) != 0;
         if (out->flags & QK_OUTPUT_SAMPLE) {
             char line[160];
@@ -519,6 +566,8 @@ qk_status qk_plan_check(const qk_plan *plan, const qk_shape *shape, const qk_con
         {"n_seqs", plan->n_seqs, 1, params->seqs_max},
         {"n_pages", plan->n_pages, 1, params->pages_max},
         {"n_outputs", plan->n_outputs, 0, params->outputs_max},
+        {"n_masks", plan->n_masks, 0, params->masks_max},
+        {"n_biases", plan->n_biases, 0, params->biases_max},
     };
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
         if (counts[i].value < counts[i].min || counts[i].value > counts[i].max)
@@ -540,5 +589,5 @@ qk_status qk_plan_check(const qk_plan *plan, const qk_shape *shape, const qk_con
             FAIL("plan: tokens[%u] names slot %u, expected below %u", r, (uint32_t)~token, params->slots_max);
     }
     qk_status status = check_seqs(plan, shape, params, error, error_size);
-    return status == QK_OK ? check_outputs(plan, params, error, error_size) : status;
+    return status == QK_OK ? check_outputs(plan, shape, params, error, error_size) : status;
 }

@@ -92,6 +92,7 @@ struct mock_step {
     qk_result result;
     qk_profile profile;
     qk_output_result *outputs; /* [outputs_max] */
+    qk_top *tops;              /* [outputs_max, QK_TOP_MAX] */
     float *logits;             /* [outputs_max, vocab], NULL without logits_max */
     qk_status status;          /* QK_PENDING from submit to done */
     bool cancel, in_inner;     /* in_inner: the CPU backend has it, and can cancel it */

@@ -157,7 +157,9 @@ out:
 /* Bytes of a step's results on the host. */
 static uint64_t result_bytes(const qk_shape *shape, const qk_context_params *params)
 {
-    uint64_t bytes = (uint64_t)params->outputs_max * sizeof(qk_output_result);
+    uint64_t bytes = (uint64_t)params->outputs_max * (sizeof(qk_output_result) + QK_TOP_MAX * sizeof(qk_top));
+    bytes += (uint64_t)params->masks_max * qk_mask_words(shape->vocab) * sizeof(uint32_t);
+    bytes += (uint64_t)params->biases_max * sizeof(qk_bias);
     if (params->logits_max > 0)
         bytes += (uint64_t)params->outputs_max * shape->vocab * sizeof(float);
     return bytes;
@@ -335,7 +337,10 @@ static void step_free_memory(mock_step *step)
     free(step->plan.host_pages);
     free(step->plan.bounds);
     free(step->plan.outputs);
+    free(step->plan.masks);
+    free(step->plan.biases);
     free(step->outputs);
+    free(step->tops);
     free(step->logits);
     free(step);
 }
@@ -365,18 +370,23 @@ static qk_status mock_step_new(qk_context *base, qk_step **out)
     if (params->select_max > 0)
         step->plan.bounds = calloc(params->pages_max, sizeof(*step->plan.bounds));
     step->plan.outputs = calloc(n_outputs + 1, sizeof(*step->plan.outputs));
+    step->plan.masks =
+        calloc(params->masks_max * (size_t)qk_mask_words((uint32_t)vocab) + 1, sizeof(uint32_t));
+    step->plan.biases = calloc(params->biases_max + (size_t)1, sizeof(*step->plan.biases));
     step->outputs = calloc(n_outputs + 1, sizeof(*step->outputs));
+    step->tops = calloc(n_outputs + 1, QK_TOP_MAX * sizeof(*step->tops));
     if (params->logits_max > 0)
         step->logits = calloc(n_outputs * vocab, sizeof(float));
     if (step->plan.tokens == NULL || step->plan.seqs == NULL || step->plan.pages == NULL ||
-        step->plan.outputs == NULL || step->outputs == NULL ||
+        step->plan.outputs == NULL || step->plan.masks == NULL || step->plan.biases == NULL ||
+        step->outputs == NULL || step->tops == NULL ||
         (params->partial_max > 0 && step->plan.host_pages == NULL) ||
         (params->select_max > 0 && step->plan.bounds == NULL) ||
         (params->logits_max > 0 && step->logits == NULL)) {
         step_free_memory(step);
         return qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a step");
     }
-    step->result = (qk_result){.outputs = step->outputs, .logits = step->logits};
+    step->result = (qk_result){.outputs = step->outputs, .logits = step->logits, .tops = step->tops};
 
     pthread_mutex_lock(&mock->inner_lock);
     status = qk_step_new(context->inner, &step->inner);
@@ -488,9 +498,22 @@ static bool lacks_ring(const mock_step *step)
     return has_host && streams && !reads && step_params(step)->ring_bytes == 0;
 }
 
-/* All but the pages' addresses. */
-static void copy_plan(qk_plan *to, const qk_plan *from)
+static size_t mask_bytes(const mock_step *step, const qk_plan *plan)
 {
+    const qk_context_head *context = (const qk_context_head *)step->head.context;
+    return plan->n_masks * sizeof(uint32_t) *
+           qk_mask_words(((const qk_model_head *)context->model)->shape.vocab);
+}
+
+/* All but the pages' addresses. */
+static void copy_plan(const mock_step *step, qk_plan *to, const qk_plan *from)
+{
+    to->n_masks = from->n_masks;
+    to->n_biases = from->n_biases;
+    if (from->n_masks > 0)
+        memcpy(to->masks, from->masks, mask_bytes(step, from));
+    if (from->n_biases > 0)
+        memcpy(to->biases, from->biases, from->n_biases * sizeof(*from->biases));
     to->n_rows = from->n_rows;
     to->n_seqs = from->n_seqs;
     to->n_pages = from->n_pages;
@@ -518,7 +541,7 @@ static qk_status mock_step_submit(qk_step *base)
         return qk_mock_fail(mock, QK_UNSUPPORTED,
             "plan: host pages to stream, but the context has no ring (ring_bytes is 0)");
     qk_plan *inner = qk_step_plan(step->inner); /* idle as this step is */
-    copy_plan(inner, plan);
+    copy_plan(step, inner, plan);
     memset(inner->pages, 0, plan->n_pages * sizeof(*plan->pages));
 
     pthread_mutex_lock(&mock->lock);
@@ -553,6 +576,10 @@ static bool plan_unchanged(const qk_mock *mock, const mock_step *step)
     if (memcmp(a->tokens, b->tokens, a->n_rows * sizeof(*a->tokens)) != 0 ||
         memcmp(a->seqs, b->seqs, a->n_seqs * sizeof(*a->seqs)) != 0 ||
         (a->n_outputs > 0 && memcmp(a->outputs, b->outputs, a->n_outputs * sizeof(*a->outputs)) != 0))
+        return false;
+    if (a->n_masks != b->n_masks || a->n_biases != b->n_biases ||
+        (a->n_masks > 0 && memcmp(a->masks, b->masks, mask_bytes(step, a)) != 0) ||
+        (a->n_biases > 0 && memcmp(a->biases, b->biases, a->n_biases * sizeof(*a->biases)) != 0))
         return false;
     const uint64_t bytes = page_bytes(step, a);
     for (uint32_t s = 0; s < a->n_seqs; s++) {
@@ -599,6 +626,8 @@ static void copy_results(mock_step *step)
     size_t vocab = ((const qk_model_head *)((const qk_context_head *)step->head.context)->model)->shape.vocab;
     for (uint32_t i = 0; i < plan->n_outputs; i++) {
         step->outputs[i] = inner->outputs[i];
+        memcpy(step->tops + i * QK_TOP_MAX, inner->tops + i * QK_TOP_MAX,
+            plan->outputs[i].n_top * sizeof(*step->tops));
         if (plan->outputs[i].flags & QK_OUTPUT_LOGITS)
             memcpy(step->logits + i * vocab, inner->logits + i * vocab, vocab * sizeof(float));
     }

@@ -39,6 +39,7 @@ extern "C" {
 #define QK_PAGE_TOKENS 16u  /* tokens in a KV page */
 #define QK_SPAN_TOKENS 256u /* attention is cut at multiples of this: 16 pages */
 #define QK_NO_SLOT     UINT32_MAX
+#define QK_TOP_MAX     20u /* alternatives that an output can list */
 
 typedef enum {
     QK_OK = 0,
@@ -290,10 +291,18 @@ qk_status qk_host_attend_span(const char *isa, const qk_shape *shape, const qk_k
 
 /* ---- Steps --------------------------------------------------------------------------------------------------- */
 
-/* Sampling order: repetition and presence penalty, temperature, top_k, top_p, min_p (each on the renormalised rest),
+/* Order of operations, in float32 on each id's raw logit x:
+ *   1. repetition penalty, of seen ids: x / p when x > 0, else x * p
+ *   2. frequency penalty: x - frequency_penalty * (how often the id is in the reply, at most 32767)
+ *   3. presence penalty, of ids in the reply: x - presence_penalty
+ *   4. bias: x + the id's value in the output's list. Results of 1 to 4 are clamped to finite numbers
+ *   5. mask: ids whose bit is 0 are no candidates
+ *   6. temperature, top_k, top_p, min_p (each on the renormalised rest)
  * then one draw by inverse CDF in ascending token id with float64 sums, u = philox4x32-10(key = seed, counter =
- * position) in [0, 1). Randomness depends on (seed, position) alone. Temperature below 1e-5 is greedy: the largest
- * penalised logit, ties to the lowest id. At least one candidate always stays. */
+ * position) in [0, 1). Randomness depends on (seed, position) alone. Temperature below 1e-5 is greedy: the largest logit
+ * after 1 to 5, ties to the lowest id. At least one candidate always stays.
+ * Reported log-probabilities (result and tops) are the model's own: of the raw logits at temperature 1, before all of this.
+ * So an id that a mask or a bias forced may have a very low one, and need not be among the tops. */
 typedef struct {
     uint64_t seed;
     uint64_t position; /* of the token being drawn, in its sequence */
@@ -302,22 +311,41 @@ typedef struct {
     float min_p;       /* [0, 1]; 0: off */
     float
         repetition_penalty; /* > 0; 1: off. Logits of seen ids: positive / p, negative * p, once an id (CTRL) */
-    float presence_penalty; /* subtracted once from ids seen in the reply; 0: off */
-    uint32_t top_k;         /* 0: off */
+    float presence_penalty;  /* subtracted once from ids seen in the reply; 0: off */
+    float frequency_penalty; /* subtracted as often as the id is in the reply; 0: off */
+    uint32_t top_k;          /* 0: off */
 } qk_sampling;
+
+/* An entry of an output's bias list. */
+typedef struct {
+    uint32_t id;
+    float value; /* finite, added to the id's logit */
+} qk_bias;
 
 typedef enum {
     QK_OUTPUT_SAMPLE = 1, /* draw a token; write it to the slot (if any) and the result */
     QK_OUTPUT_LOGITS = 2, /* copy the row's raw logits to the result */
+    QK_OUTPUT_MASK = 4,   /* with SAMPLE: only ids of the output's mask may be drawn */
 } qk_output_flags;
 
 typedef struct {
     uint32_t row;   /* whose next-token logits are wanted */
     uint32_t flags; /* qk_output_flags */
     uint32_t slot;  /* token slot to write and penalty history to use and extend; QK_NO_SLOT: none */
+    uint32_t
+        n_top; /* with SAMPLE: list so many of the most probable ids, at most QK_TOP_MAX and the vocabulary */
+    uint32_t mask; /* QK_OUTPUT_MASK: index into the plan's masks; else 0 */
+    uint32_t bias_begin,
+        n_bias; /* its part of the plan's biases, ascending ids, none twice; n_bias 0: none */
     uint32_t reserved;
     qk_sampling sampling;
 } qk_output;
+
+/* 32-bit words of a mask over @vocab ids: bit id % 32 of word id / 32. Bits past the end are not looked at. */
+static inline uint32_t qk_mask_words(uint32_t vocab)
+{
+    return vocab / 32 + (vocab % 32 != 0);
+}
 
 /* One sequence: n_rows new tokens at positions start, start + 1, ... Each row attends to all positions up to its own.
  * Its pages cover [0, start + n_rows): n_pages = ceil((start + n_rows) / QK_PAGE_TOKENS). */
@@ -403,7 +431,10 @@ typedef struct qk_plan {
     uint64_t
         *bounds; /* [pages_max] where select_max > 0, else NULL: device address of a page's bounds. Looked at
                            for the pages between sinks and recent ones of sequences that leave pages out */
-    qk_output *outputs; /* [outputs_max], ascending rows */
+    qk_output *outputs;         /* [outputs_max], ascending rows */
+    uint32_t n_masks, n_biases; /* in use; 0 costs nothing */
+    uint32_t *masks; /* [masks_max, qk_mask_words(vocab)]: each has an id allowed; NULL when masks_max is 0 */
+    qk_bias *biases; /* [biases_max]; NULL when it is 0 */
 } qk_plan;
 
 typedef enum {
@@ -419,9 +450,17 @@ typedef struct {
 } qk_output_result;
 
 typedef struct {
+    uint32_t id;
+    float logprob; /* as qk_output_result's */
+} qk_top;
+
+typedef struct {
     const qk_output_result *outputs; /* [n_outputs] */
     const float *logits; /* [n_outputs, vocab] host memory; only rows flagged QK_OUTPUT_LOGITS are set */
     const qk_profile *profile; /* NULL: the plan did not ask for it */
+    /* [n_outputs, QK_TOP_MAX]: the first n_top of an output's row, most probable first, ties by id; NaN when its logits are
+     * not finite. Others are not set. */
+    const qk_top *tops;
 } qk_result;
 
 typedef struct {
@@ -431,6 +470,8 @@ typedef struct {
     uint32_t outputs_max; /* output rows of one step */
     uint32_t logits_max;  /* of those, how many may be flagged QK_OUTPUT_LOGITS */
     uint32_t slots_max;   /* token slots */
+    uint32_t masks_max;   /* masks of one step */
+    uint32_t biases_max;  /* bias entries of one step, all outputs together */
     uint32_t partial_max; /* items of one plan; 0: no outside partial */
     qk_partial_fn partial;
     void *partial_user;
@@ -458,8 +499,8 @@ qk_status qk_context_new(qk_model *model, const qk_context_params *params, qk_co
 void qk_context_free(qk_context *context);
 
 /* Replaces a slot's penalty history; takes effect for the steps submitted afterwards. Ids count as seen in the prompt
- * (repetition penalty) and, from @n_prompt on, also in the reply (presence penalty too). Sampling into the slot adds
- * to it. Needed only for requests with a penalty; a slot starts empty. May wait for running steps. */
+ * (repetition penalty) and, from @n_prompt on, also in the reply (presence and frequency penalty too). Sampling into the
+ * slot adds to it. Needed only for requests with a penalty; a slot starts empty. May wait for running steps. */
 qk_status qk_context_set_history(
     qk_context *context, uint32_t slot, const int32_t *ids, size_t n_ids, size_t n_prompt);
 

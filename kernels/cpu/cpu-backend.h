@@ -206,7 +206,7 @@ typedef struct {
 
     qk_cpu_scratch *scratch; /* [n_threads] */
     int32_t *slots;          /* [slots_max]: -1 until written. COMPUTE thread */
-    uint8_t *history;        /* [slots_max, vocab] */
+    qk_seen *history;        /* [slots_max, vocab] */
 } qk_cpu_context;
 
 /* Of the plan's pages. */
@@ -226,6 +226,7 @@ typedef struct {
     atomic_bool cancel;        /* of the running submission */
     char error[200];           /* written by COMPUTE before the status */
     qk_output_result *outputs; /* [outputs_max] */
+    qk_top *tops;              /* [outputs_max, QK_TOP_MAX] */
     float *logits;             /* [outputs_max, vocab]; NULL when logits_max is 0 */
     qk_profile profile;        /* of a plan that asked for it */
     qk_result result;

@@ -104,7 +104,14 @@ static void lay_out_step(qk_cpu_step *step, qk_cpu_arena *a)
     if (p->select_max > 0)
         TAKE(a, step->plan.bounds, p->pages_max);
     TAKE(a, step->plan.outputs, p->outputs_max);
+    step->plan.masks = NULL;
+    step->plan.biases = NULL;
+    if (p->masks_max > 0)
+        TAKE(a, step->plan.masks, (uint64_t)p->masks_max * qk_mask_words((uint32_t)vocab));
+    if (p->biases_max > 0)
+        TAKE(a, step->plan.biases, p->biases_max);
     TAKE(a, step->outputs, p->outputs_max);
+    TAKE(a, step->tops, (uint64_t)p->outputs_max * QK_TOP_MAX);
     step->logits = NULL;
     if (p->logits_max > 0)
         TAKE(a, step->logits, p->outputs_max * vocab);
@@ -168,10 +175,10 @@ qk_status qk_cpu_context_set_history(
     const uint64_t vocab = ((qk_cpu_model *)ctx->head.model)->head.shape.vocab;
     /* Steps in flight read and extend the history that was theirs. */
     qk_cpu_wait_idle((qk_cpu_backend *)ctx->head.backend, QK_STREAM_COMPUTE);
-    uint8_t *history = ctx->history + slot * vocab;
-    memset(history, 0, vocab);
+    qk_seen *history = ctx->history + slot * vocab;
+    memset(history, 0, vocab * sizeof(*history));
     for (size_t i = 0; i < n_ids; i++)
-        history[ids[i]] |= i < n_prompt ? QK_SEEN : QK_SEEN | QK_SEEN_IN_REPLY;
+        history[ids[i]] = qk_seen_add(history[ids[i]], i >= n_prompt);
     return QK_OK;
 }
 
@@ -203,7 +210,7 @@ qk_status qk_cpu_step_new(qk_context *context, qk_step **out)
     arena = (qk_cpu_arena){.base = step->block};
     lay_out_step(step, &arena);
     step->cmd = (qk_cpu_cmd){.kind = QK_CPU_CALL, .u.call = {run_command, step}};
-    step->result = (qk_result){.outputs = step->outputs, .logits = step->logits};
+    step->result = (qk_result){.outputs = step->outputs, .logits = step->logits, .tops = step->tops};
     *out = (qk_step *)step;
     return QK_OK;
 }

@@ -348,11 +348,19 @@ static void sample_output(void *user, uint32_t index, uint32_t worker)
     *result = (qk_output_result){.token = -1};
     if ((output->flags & QK_OUTPUT_SAMPLE) == 0)
         return;
-    uint8_t *history = output->slot != QK_NO_SLOT ? ctx->history + output->slot * vocab : NULL;
-    qk_sample(logits, (uint32_t)vocab, history, &output->sampling, &ctx->scratch[worker].sample, result);
+    qk_seen *history = output->slot != QK_NO_SLOT ? ctx->history + output->slot * vocab : NULL;
+    const qk_sample_scratch *scratch = &ctx->scratch[worker].sample;
+    qk_sample_extras extras = {.history = history, .n_bias = output->n_bias};
+    if (output->n_bias > 0)
+        extras.bias = r->plan->biases + output->bias_begin;
+    if (output->flags & QK_OUTPUT_MASK)
+        extras.mask = r->plan->masks + (size_t)output->mask * qk_mask_words((uint32_t)vocab);
+    qk_sample(logits, (uint32_t)vocab, &extras, &output->sampling, scratch, result);
+    if (output->n_top > 0)
+        qk_sample_top(logits, (uint32_t)vocab, output->n_top, scratch, r->step->tops + index * QK_TOP_MAX);
     if (output->slot != QK_NO_SLOT) {
         ctx->slots[output->slot] = result->token;
-        history[result->token] |= QK_SEEN | QK_SEEN_IN_REPLY;
+        history[result->token] = qk_seen_add(history[result->token], true);
     }
 }
 

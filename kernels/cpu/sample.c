@@ -105,16 +105,48 @@ static inline float clamp_finite(float x)
     return x > FLT_MAX ? FLT_MAX : x < -FLT_MAX ? -FLT_MAX : x;
 }
 
-static void penalise(float *z, const float *logits, uint32_t n, const uint8_t *history, const qk_sampling *s)
+static void penalise(float *z, const float *logits, uint32_t n, const qk_seen *history, const qk_sampling *s)
 {
     for (uint32_t i = 0; i < n; i++) {
         float x = logits[i];
         if (history[i] & QK_SEEN)
             x = clamp_finite(x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty);
-        if (history[i] & QK_SEEN_IN_REPLY)
+        if (history[i] & QK_SEEN_COUNT) {
+            x = clamp_finite(x - s->frequency_penalty * (float)(history[i] & QK_SEEN_COUNT));
             x = clamp_finite(x - s->presence_penalty);
+        }
         z[i] = x;
     }
+}
+
+static void mask_out(float *z, uint32_t n, const uint32_t *mask)
+{
+    for (uint32_t i = 0; i < n; i++)
+        z[i] = mask[i / 32] >> i % 32 & 1 ? z[i] : -INFINITY;
+}
+
+/* Steps 1 to 5 of the sampling comment. Returns the logits to go on with: @logits when nothing changes. */
+static const float *adjust(const float *logits, uint32_t n, const qk_sample_extras *extras,
+    const qk_sampling *s, const qk_sample_scratch *scratch)
+{
+    if (extras == NULL)
+        return logits;
+    const bool penalised =
+        s->repetition_penalty != 1.0f || s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f;
+    const qk_seen *history = penalised ? extras->history : NULL;
+    if (history == NULL && extras->n_bias == 0 && extras->mask == NULL)
+        return logits;
+    if (history != NULL)
+        penalise(scratch->z, logits, n, history, s);
+    else
+        memcpy(scratch->z, logits, n * sizeof(*logits));
+    for (uint32_t i = 0; i < extras->n_bias; i++) {
+        float *z = &scratch->z[extras->bias[i].id];
+        *z = clamp_finite(*z + extras->bias[i].value);
+    }
+    if (extras->mask != NULL)
+        mask_out(scratch->z, n, extras->mask);
+    return scratch->z;
 }
 
 /* Larger floats give larger keys; -0 counts as 0. */
@@ -303,8 +335,13 @@ static uint32_t draw(
     return last;
 }
 
-void qk_sample(const float *logits, uint32_t vocab, const uint8_t *history, const qk_sampling *sampling,
-    const qk_sample_scratch *scratch, qk_output_result *out)
+static float logprob_of(float logit, float max, double sum)
+{
+    return (float)((double)logit - (double)max - log(sum));
+}
+
+void qk_sample(const float *logits, uint32_t vocab, const qk_sample_extras *extras,
+    const qk_sampling *sampling, const qk_sample_scratch *scratch, qk_output_result *out)
 {
     logits_scan scan = scan_logits(logits, vocab);
     if (!scan.finite) {
@@ -312,18 +349,44 @@ void qk_sample(const float *logits, uint32_t vocab, const uint8_t *history, cons
         *out = (qk_output_result){(int32_t)token, QK_RESULT_NOT_FINITE, NAN, logits[token]};
         return;
     }
-    const float *z = logits;
-    float max = scan.max;
-    bool penalised = sampling->repetition_penalty != 1.0f || sampling->presence_penalty != 0.0f;
-    if (history != NULL && penalised) {
-        penalise(scratch->z, logits, vocab, history, sampling);
-        z = scratch->z;
-        max = scan_logits(z, vocab).max;
-    }
+    const float *z = adjust(logits, vocab, extras, sampling, scratch);
+    const float max = z == logits ? scan.max : scan_logits(z, vocab).max; /* of those not masked out */
     bool greedy = sampling->temperature < GREEDY_BELOW || sampling->top_p <= 0.0f || sampling->top_k == 1;
     uint32_t token = greedy ? first_of(z, vocab, max) : draw(z, vocab, max, sampling, scratch);
     out->token = (int32_t)token;
     out->flags = 0;
     out->logit = logits[token];
-    out->logprob = (float)((double)logits[token] - (double)scan.max - log(sum_exp(logits, vocab, scan.max)));
+    out->logprob = logprob_of(logits[token], scan.max, sum_exp(logits, vocab, scan.max));
+}
+
+/* Insertion into a short list, best first. Of equal logits the one that came first, with the lower id, stays before. */
+static uint32_t insert_top(qk_top *out, uint32_t n, uint32_t n_max, uint32_t id, float logit)
+{
+    uint32_t at = n;
+    while (at > 0 && out[at - 1].logprob < logit)
+        at--;
+    if (at == n_max)
+        return n;
+    for (uint32_t i = n < n_max ? n : n_max - 1; i > at; i--)
+        out[i] = out[i - 1];
+    out[at] = (qk_top){id, logit};
+    return n < n_max ? n + 1 : n;
+}
+
+void qk_sample_top(
+    const float *logits, uint32_t vocab, uint32_t n_top, const qk_sample_scratch *scratch, qk_top *out)
+{
+    logits_scan scan = scan_logits(logits, vocab);
+    if (!scan.finite) {
+        for (uint32_t i = 0; i < n_top; i++)
+            out[i] = (qk_top){i, NAN};
+        return;
+    }
+    const uint32_t n_listed = list_top(logits, vocab, n_top, scratch);
+    const double sum = sum_exp(logits, vocab, scan.max);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_listed; i++)
+        n = insert_top(out, n, n_top, scratch->id[i], logits[scratch->id[i]]);
+    for (uint32_t i = 0; i < n; i++)
+        out[i].logprob = logprob_of(out[i].logprob, scan.max, sum);
 }

@@ -188,6 +188,8 @@ static bool sample(way *w)
     a.plan = w->ctx->plan;
     a.slots = w->ctx->slots;
     a.history = w->ctx->history;
+    a.masks = w->ctx->masks;
+    a.biases = w->ctx->biases;
     a.results = w->step->results;
     a.status = w->step->status_word;
     a.workspace = w->ctx->sample_workspace;

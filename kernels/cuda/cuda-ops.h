@@ -9,6 +9,7 @@
  *   attn-prefill.cu         attention of any rows, portable (mma.sync)
  *   attn-prefill-hopper.cu  the same with wgmma, sm_90a only
  *   sample.cu               logits to token
+ *   top.cu                  the most probable tokens
  *
  * Two ways through a layer (cuda-step.cu):
  *   few rows (n_rows <= QKC_SMALL_ROWS), activations float32:
@@ -412,11 +413,24 @@ typedef struct {
     uint32_t vocab;
     uint32_t outputs_max; /* of this launch; n_outputs is read from the plan */
     qkc_plan plan;
-    int32_t *slots;   /* [slots_max] device */
-    uint8_t *history; /* [slots_max, vocab] device: QK_SEEN, QK_SEEN_IN_REPLY as in kernels/cpu/sample.h */
+    int32_t *slots;            /* [slots_max] device */
+    uint16_t *history;         /* [slots_max, vocab] device: a qk_seen each, as in kernels/cpu/sample.h */
+    const uint32_t *masks;     /* [masks_max, qk_mask_words(vocab)] device: the plan's */
+    const qk_bias *biases;     /* [biases_max] device: the plan's */
     qk_output_result *results; /* [outputs_max]: mapped pinned host memory */
     uint32_t *status;          /* [1]: mapped pinned host memory: receives plan.state, after the results */
     void *workspace;           /* qkc_sample_bytes(); zeroed once by its owner, left zeroed where it counts */
 } qkc_sample_args;
 size_t qkc_sample_bytes(uint32_t outputs_max, uint32_t vocab);
 cudaError_t qkc_sample(const qkc_launch *launch, const qkc_sample_args *args);
+
+/* ---- top.cu -------------------------------------------------------------------------------------------------- */
+
+/* For each output: its n_top most probable ids, as qk_sample_top() of kernels/cpu/sample.h. */
+typedef struct {
+    const float *logits; /* [n_outputs, vocab] */
+    uint32_t vocab, n_outputs;
+    const qk_output *outputs; /* [n_outputs] device-visible */
+    qk_top *tops;             /* [n_outputs, QK_TOP_MAX]: mapped pinned host memory */
+} qkc_top_args;
+cudaError_t qkc_top(const qkc_launch *launch, const qkc_top_args *args);

@@ -20,7 +20,7 @@
  *
  * Device memory for the reference model with 2,048 rows, 91 outputs and 64 slots, in MiB: x 20; a block of 86 that is
  * in turn norm + gate,up + act (gate,up for at most 1,024 rows at a time), q + qkv (40), q + attention + its parts, the
- * decode attention's parts (65) and the logits (53); cublasLt's workspace 32; rows of few and of outputs 7; history 9;
+ * decode attention's parts (65) and the logits (53); cublasLt's workspace 32; rows of few and of outputs 7; history 19;
  * RoPE tables 1; the sampler's less than 1: 158 in all. A ring for host pages adds its bytes and 34 of states of tiles
  * between two of its parts. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
  * of address space that takes memory when raw logits are asked for.
@@ -214,6 +214,8 @@ static void lay_out_device(qkc_context *ctx, arena *a)
     take(a, &ctx->partial_lse, p->partial_max > 0 ? (uint64_t)ctx->decode_max * shape->n_heads : 0);
     take(a, &ctx->slots, p->slots_max);
     take(a, &ctx->history, (uint64_t)p->slots_max * shape->vocab);
+    take(a, &ctx->masks, (uint64_t)p->masks_max * qk_mask_words(shape->vocab));
+    take(a, &ctx->biases, p->biases_max);
     ctx->gemm_workspace = take_bytes(a, many ? QKC_GEMM_WORKSPACE_BYTES : 0, 1);
     ctx->sample_workspace = take_bytes(a, qkc_sample_bytes(p->outputs_max, shape->vocab), 1);
 
@@ -277,6 +279,13 @@ static void lay_out_step(qkc_step *step, arena *a)
     take(a, &step->plan.seqs, p->seqs_max);
     take(a, &step->plan.outputs, p->outputs_max);
     take(a, &step->results, p->outputs_max);
+    take(a, &step->tops, (uint64_t)p->outputs_max * QK_TOP_MAX);
+    step->plan.masks = NULL;
+    step->plan.biases = NULL;
+    if (p->masks_max > 0)
+        take(a, &step->plan.masks, (uint64_t)p->masks_max * qk_mask_words((uint32_t)vocab));
+    if (p->biases_max > 0)
+        take(a, &step->plan.biases, p->biases_max);
     take(a, &step->plan.pages, p->pages_max);
     step->plan.host_pages = NULL;
     if (p->partial_max > 0)
@@ -518,23 +527,24 @@ qk_status qkc_context_set_history(
     qkc_context *ctx = (qkc_context *)context;
     qkc_backend *backend = backend_of(ctx);
     const uint64_t vocab = shape_of(ctx)->vocab;
-    uint8_t *history = ctx->history + slot * vocab;
+    const uint64_t bytes = vocab * sizeof(*ctx->history);
+    uint16_t *history = ctx->history + slot * vocab;
     qk_status status = enter(backend);
     if (status != QK_OK)
         return status;
     cudaError_t code;
     if (n_ids == 0) {
-        code = cudaMemsetAsync(history, 0, vocab, compute(ctx));
+        code = cudaMemsetAsync(history, 0, bytes, compute(ctx));
     } else {
         const uint32_t i = ctx->next_stage;
         ctx->next_stage = (i + 1) % QKC_HISTORY_STAGES;
         code = cudaEventSynchronize(ctx->stage_done[i]); /* at once when it was never recorded */
         if (code == cudaSuccess) {
-            uint8_t *stage = ctx->stage[i];
-            memset(stage, 0, vocab);
+            uint16_t *stage = ctx->stage[i];
+            memset(stage, 0, bytes);
             for (size_t k = 0; k < n_ids; k++)
-                stage[ids[k]] |= k < n_prompt ? QK_SEEN : QK_SEEN | QK_SEEN_IN_REPLY;
-            code = cudaMemcpyAsync(history, stage, vocab, cudaMemcpyHostToDevice, compute(ctx));
+                stage[ids[k]] = qk_seen_add(stage[ids[k]], k >= n_prompt);
+            code = cudaMemcpyAsync(history, stage, bytes, cudaMemcpyHostToDevice, compute(ctx));
         }
         if (code == cudaSuccess)
             code = cudaEventRecord(ctx->stage_done[i], compute(ctx));
@@ -728,6 +738,7 @@ static qk_status run_garbage(
         output.row = n_rows - 1;
         output.flags = QK_OUTPUT_SAMPLE;
         output.slot = QK_NO_SLOT;
+        output.n_top = 1;
         output.sampling.top_p = 1;
         output.sampling.repetition_penalty = 1;
         plan->outputs[0] = output;
@@ -794,6 +805,7 @@ static qk_status start_step(qkc_step *step)
     }
     step->result.outputs = step->results;
     step->result.logits = step->logits;
+    step->result.tops = step->tops;
     code = cudaEventCreateWithFlags(&step->done, cudaEventDisableTiming);
     if (code != cudaSuccess)
         return qkc_fail(backend, QK_UNSUPPORTED, code, "step: an event");
@@ -943,12 +955,48 @@ static qk_status launch_graph(qkc_step *step)
                                      "step: launching the graph of %u rows", bucket_rows(ctx, bucket));
 }
 
-/* Copies of the raw logits that were asked for, then the event that ends the step. */
+/* The plan's masks and biases, where there are any, to where the sampler reads them; the step before has read its own. */
+static qk_status send_extras(qkc_step *step)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    const qk_plan *plan = &step->plan;
+    const uint64_t mask_bytes = qk_mask_words(shape_of(ctx)->vocab) * sizeof(*plan->masks);
+    cudaError_t code = cudaSuccess;
+    if (plan->n_masks > 0)
+        code = cudaMemcpyAsync(
+            ctx->masks, plan->masks, plan->n_masks * mask_bytes, cudaMemcpyHostToDevice, compute(ctx));
+    if (code == cudaSuccess && plan->n_biases > 0)
+        code = cudaMemcpyAsync(ctx->biases, plan->biases, plan->n_biases * sizeof(*plan->biases),
+            cudaMemcpyHostToDevice, compute(ctx));
+    return code == cudaSuccess
+               ? QK_OK
+               : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: sending masks and biases");
+}
+
+static cudaError_t list_tops(qkc_step *step)
+{
+    qkc_context *ctx = (qkc_context *)step->head.context;
+    bool any = false;
+    for (uint32_t i = 0; i < step->plan.n_outputs; i++)
+        any = any || step->plan.outputs[i].n_top > 0;
+    if (!any)
+        return cudaSuccess;
+    const qkc_launch launch = launch_on(backend_of(ctx), compute(ctx));
+    qkc_top_args a = {};
+    a.logits = ctx->logits;
+    a.vocab = shape_of(ctx)->vocab;
+    a.n_outputs = step->plan.n_outputs;
+    a.outputs = ctx->plan.outputs;
+    a.tops = step->tops;
+    return qkc_top(&launch, &a);
+}
+
+/* Alternatives and copies of the raw logits that were asked for, then the event that ends the step. */
 static qk_status enqueue_end(qkc_step *step)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     const uint64_t vocab = shape_of(ctx)->vocab;
-    cudaError_t code = cudaSuccess;
+    cudaError_t code = list_tops(step);
     uint64_t n = 0;
     for (uint32_t i = 0; i < step->plan.n_outputs && code == cudaSuccess; i++)
         if (step->plan.outputs[i].flags & QK_OUTPUT_LOGITS)
@@ -1050,9 +1098,11 @@ qk_status qkc_step_submit(qk_step *base)
     __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
     __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
 
-    status = decode && !streamed && !outside && n_scored_max == 0 && !plan->profile && plan->n_outputs > 0
-                 ? launch_graph(step)
-                 : launch_pass(step, decode, streamed, outside, n_scored_max);
+    status = send_extras(step);
+    if (status == QK_OK)
+        status = decode && !streamed && !outside && n_scored_max == 0 && !plan->profile && plan->n_outputs > 0
+                     ? launch_graph(step)
+                     : launch_pass(step, decode, streamed, outside, n_scored_max);
     if (status == QK_OK)
         status = enqueue_end(step);
     if (status == QK_OK) {

@@ -118,7 +118,9 @@ typedef struct {
     uint32_t *tail_counts; /* [ceil(outputs_max / QKC_SMALL_ROWS), 4]: plan.counts of each block of outputs */
     qkc_tile *tiles, *merges; /* [tiles_max] */
     int32_t *slots;           /* [slots_max]: -1 until written */
-    uint8_t *history;         /* [slots_max, vocab] */
+    uint16_t *history;        /* [slots_max, vocab] */
+    uint32_t *masks;          /* [masks_max, qk_mask_words(vocab)]: the running step's */
+    qk_bias *biases;          /* [biases_max]: the running step's */
     void *gemm_workspace, *decode_workspace, *sample_workspace;
     uint64_t
         *bounds; /* [pages_max] with select_max, as below; the lists of chosen pages are behind plan.pages */
@@ -144,8 +146,8 @@ typedef struct {
     float *partial_folded; /* mapped: [decode_max, q_dim] by index: what the outside items of a row come to */
     float *partial_folded_lse; /* mapped: [decode_max, n_heads] */
 
-    uint8_t *stage[QKC_HISTORY_STAGES]; /* host: [vocab] each: a history on its way */
-    int32_t *slots_copy;                /* host: [slots_max] */
+    uint16_t *stage[QKC_HISTORY_STAGES]; /* host: [vocab] each: a history on its way */
+    int32_t *slots_copy;                 /* host: [slots_max] */
     cudaEvent_t stage_done[QKC_HISTORY_STAGES];
     uint32_t next_stage;
     bool is_warm; /* a step has run every kind of pass */
@@ -199,6 +201,7 @@ typedef struct qkc_step {
     uint32_t *cancel;          /* [1] */
     uint32_t *status_word;     /* [1] */
     qk_output_result *results; /* [outputs_max] */
+    qk_top *tops;              /* [outputs_max, QK_TOP_MAX] */
     qkc_tile *tiles, *merges;  /* [tiles_max] */
     float *staged;             /* [logits_max, vocab]: of the flagged outputs, one after the other */
     float *logits; /* [outputs_max, vocab]: pageable, only what is written takes memory; NULL without */

@@ -1,6 +1,6 @@
 /* sample.cu: logits to token: what kernels/cpu/sample.c computes, by many blocks an output, in one launch.
  *
- * Every candidate has a 64-bit *rank key*: the order-preserving integer of its penalised logit, then its id turned
+ * Every candidate has a 64-bit *rank key*: the order-preserving integer of its logit after penalties and bias, then its id turned
  * round. A larger key comes earlier in the descending order, ties go to the lowest id, no two are equal. top_k and top_p
  * are each "everything from this key up", and so is one after the other. To find such a key:
  *
@@ -60,11 +60,12 @@ static_assert(ROW_BLOCKS_MAX % QKC_WARP == 0 && ROW_BLOCKS_MAX * WARPS % THREADS
 
 /* What is known of a part of the row, or of all of it. */
 typedef struct {
-    uint64_t best_raw, best; /* largest rank keys: of the finite raw logits, of the penalised ones; 0: none */
-    double sum;              /* of e^(raw - max) */
-    float max;               /* of the finite raw logits; -FLT_MAX: none */
-    uint32_t min_order;      /* smallest order key of the penalised logits */
-    uint32_t bad;            /* NaN or Inf among the raw logits */
+    uint64_t best_raw,
+        best; /* largest rank keys: of the finite raw logits, of the candidates' after penalties and bias; 0: none */
+    double sum;         /* of e^(raw - max) */
+    float max;          /* of the finite raw logits; -FLT_MAX: none */
+    uint32_t min_order; /* smallest order key of those */
+    uint32_t bad;       /* NaN or Inf among the raw logits */
 } scan_stats;
 
 /* One block's share of what all blocks of an output have to know. */
@@ -101,9 +102,13 @@ typedef struct {
 
 /* One output and this block's place in it. The same in all threads. */
 typedef struct {
-    const float *logits;    /* [vocab] */
-    const uint8_t *history; /* [vocab], or NULL where nothing is penalised */
+    const float *logits;     /* [vocab] */
+    const uint16_t *history; /* [vocab], or NULL where nothing is penalised */
+    const qk_bias *bias;     /* [n_bias], ascending ids */
+    const uint32_t *mask;    /* or NULL: ids without their bit are no candidates */
     const qk_output *output;
+    uint32_t n_bias;
+    bool adjusts; /* any of the three */
     qk_sampling sampling;
     uint32_t vocab, id_bits;
     uint32_t rank, n_blocks;      /* this block among the output's */
@@ -113,7 +118,7 @@ typedef struct {
     bool whole_quads;             /* four logits may be read at once */
     uint32_t *arrived;
     piece *pieces;      /* [2][BLOCKS_MAX], from this output's first block on */
-    float max, inverse; /* of the penalised logits; 1 / temperature */
+    float max, inverse; /* of the candidates; 1 / temperature */
     uint64_t keep;      /* rank keys below it are cut */
 } work;
 
@@ -151,9 +156,18 @@ static __device__ __forceinline__ float penalise(float x, uint32_t seen, const q
 {
     if (seen & QK_SEEN)
         x = clamp_finite(x > 0 ? __fdiv_rn(x, s.repetition_penalty) : __fmul_rn(x, s.repetition_penalty));
-    if (seen & QK_SEEN_IN_REPLY)
+    if (seen & QK_SEEN_COUNT) {
+        const float count = __uint2float_rn(seen & QK_SEEN_COUNT);
+        x = clamp_finite(__fsub_rn(x, __fmul_rn(s.frequency_penalty, count)));
         x = clamp_finite(__fsub_rn(x, s.presence_penalty));
+    }
     return x;
+}
+
+/* An id that is masked out has minus infinity: it is below every band and weighs nothing. */
+static __device__ __forceinline__ bool is_candidate(float z)
+{
+    return z >= -FLT_MAX;
 }
 
 /* Larger floats give larger keys; -0 counts as 0. */
@@ -220,34 +234,82 @@ static __device__ double philox_uniform(uint64_t seed, uint64_t position)
 /* ---- Reading the row ----------------------------------------------------------------------------------------- */
 
 typedef struct {
-    float raw[4];
-    uint32_t seen; /* four history bytes */
+    float raw[4], z[4]; /* z: after penalties, bias and mask; not set when the output has none of them */
 } quad;
+
+/* The place in the bias list of the first id that is not below @id. */
+static __device__ __forceinline__ uint32_t find_bias(const work &w, uint32_t id)
+{
+    uint32_t low = 0, high = w.n_bias;
+    while (low < high) {
+        const uint32_t middle = (low + high) / 2;
+        if (w.bias[middle].id < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Elements [i, i + 4) after penalties, bias and mask; i is a multiple of 4. Past the vocabulary they mean nothing. */
+static __device__ __forceinline__ void adjust_quad(const work &w, uint32_t i, quad *q)
+{
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        q->z[j] = q->raw[j];
+    if (w.history != NULL) {
+        uint32_t seen[4] = {0, 0, 0, 0};
+        if (w.whole_quads) {
+            const uint2 v = *(const uint2 *)(w.history + i);
+            seen[0] = v.x & 0xffff, seen[1] = v.x >> 16, seen[2] = v.y & 0xffff, seen[3] = v.y >> 16;
+        } else {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+                if (i + j < w.vocab)
+                    seen[j] = w.history[i + j];
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            q->z[j] = penalise(q->z[j], seen[j], w.sampling);
+    }
+    if (w.n_bias > 0) {
+        for (uint32_t k = find_bias(w, i); k < w.n_bias && w.bias[k].id < i + 4; k++) {
+            const qk_bias bias = w.bias[k];
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+                if (bias.id == i + j)
+                    q->z[j] = clamp_finite(__fadd_rn(q->z[j], bias.value));
+        }
+    }
+    if (w.mask != NULL) {
+        const uint32_t allowed = w.mask[i / 32] >> i % 32;
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            if ((allowed >> j & 1) == 0)
+                q->z[j] = __int_as_float(0xff800000);
+    }
+}
 
 static __device__ __forceinline__ quad load_quad(const work &w, uint32_t i)
 {
-    quad q = {{0, 0, 0, 0}, 0};
+    quad q = {};
     if (w.whole_quads) {
         const float4 v = *(const float4 *)(w.logits + i);
         q.raw[0] = v.x, q.raw[1] = v.y, q.raw[2] = v.z, q.raw[3] = v.w;
-        if (w.history != NULL)
-            q.seen = *(const uint32_t *)(w.history + i);
-        return q;
-    }
+    } else {
 #pragma unroll
-    for (uint32_t j = 0; j < 4; j++) {
-        if (i + j < w.vocab) {
-            q.raw[j] = w.logits[i + j];
-            if (w.history != NULL)
-                q.seen |= (uint32_t)w.history[i + j] << 8 * j;
-        }
+        for (uint32_t j = 0; j < 4; j++)
+            if (i + j < w.vocab)
+                q.raw[j] = w.logits[i + j];
     }
+    if (w.adjusts)
+        adjust_quad(w, i, &q);
     return q;
 }
 
-static __device__ __forceinline__ float penalised(const work &w, const quad &q, uint32_t j)
+static __device__ __forceinline__ float adjusted(const work &w, const quad &q, uint32_t j)
 {
-    return w.history != NULL ? penalise(q.raw[j], q.seen >> 8 * j & 255, w.sampling) : q.raw[j];
+    return w.adjusts ? q.z[j] : q.raw[j];
 }
 
 /* Calls @f(i, n, quad) for the elements [begin, end), four at a time (n: how many of them count), by threads @at of
@@ -271,8 +333,16 @@ static __device__ __forceinline__ void for_quads(
 
 static __device__ __forceinline__ float load_one(const work &w, uint32_t id)
 {
-    const float raw = w.logits[id];
-    return w.history != NULL ? penalise(raw, w.history[id], w.sampling) : raw;
+    float z = w.logits[id];
+    if (w.history != NULL)
+        z = penalise(z, w.history[id], w.sampling);
+    if (w.n_bias > 0) {
+        const uint32_t k = find_bias(w, id);
+        if (k < w.n_bias && w.bias[k].id == id)
+            z = clamp_finite(__fadd_rn(z, w.bias[k].value));
+    }
+    const bool out = w.mask != NULL && (w.mask[id / 32] >> id % 32 & 1) == 0;
+    return out ? __int_as_float(0xff800000) : z;
 }
 
 /* The candidate's weight, or 0 when it was cut. */
@@ -421,11 +491,13 @@ static __device__ void scan_part(const work &w, shared &sh)
         for (uint32_t j = 0; j < 4; j++) {
             if (j >= n || !(fabsf(q.raw[j]) <= FLT_MAX))
                 continue;
-            const float z = penalised(w, q, j);
+            const float z = adjusted(w, q, j);
             sum += __expf(q.raw[j] - s.max);
             s.best_raw = max(s.best_raw, rank_key(w, q.raw[j], i + j));
-            s.best = max(s.best, rank_key(w, z, i + j));
-            s.min_order = min(s.min_order, order_key(z));
+            if (is_candidate(z)) {
+                s.best = max(s.best, rank_key(w, z, i + j));
+                s.min_order = min(s.min_order, order_key(z));
+            }
         }
     });
     s.sum = (double)sum;
@@ -511,7 +583,7 @@ static __device__ void measure_part(const work &w, shared &sh, const band &b, bo
     for_quads(w, w.begin, w.end, threadIdx.x, THREADS, [&](uint32_t i, uint32_t n, const quad &q) {
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
-            const float z = penalised(w, q, j);
+            const float z = adjusted(w, q, j);
             const uint64_t key = rank_key(w, z, i + j);
             if (j >= n || key < b.lo || key > b.hi)
                 continue;
@@ -710,7 +782,7 @@ static __device__ void weigh_parts(const work &w)
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++)
             if (j < n)
-                sum += (double)kept_weight(w, penalised(w, q, j), i + j);
+                sum += (double)kept_weight(w, adjusted(w, q, j), i + j);
     });
     sum = warp_sum(sum);
     if (lane == 0)
@@ -806,7 +878,9 @@ static __device__ void deliver(
         result.token, (int32_t)result.flags, __float_as_int(result.logprob), __float_as_int(result.logit));
     if (slot != QK_NO_SLOT && result.token >= 0) {
         a.slots[slot] = result.token;
-        a.history[(size_t)slot * a.vocab + (uint32_t)result.token] |= QK_SEEN | QK_SEEN_IN_REPLY;
+        uint16_t *seen = &a.history[(size_t)slot * a.vocab + (uint32_t)result.token];
+        const uint32_t count = *seen & QK_SEEN_COUNT;
+        *seen = (uint16_t)(QK_SEEN | min(count + 1, (uint32_t)QK_SEEN_COUNT));
     }
     __threadfence_system();
     if (atomicAdd(&ws->n_done.n, 1) + 1 == n_outputs) {
@@ -877,8 +951,14 @@ static __device__ void sample_output(
     w.sampling = output->sampling;
     w.logits = a.logits + (size_t)o * a.vocab;
     if (output->slot != QK_NO_SLOT &&
-        (w.sampling.repetition_penalty != 1.0f || w.sampling.presence_penalty != 0.0f))
+        (w.sampling.repetition_penalty != 1.0f || w.sampling.presence_penalty != 0.0f ||
+            w.sampling.frequency_penalty != 0.0f))
         w.history = a.history + (size_t)output->slot * a.vocab;
+    w.n_bias = output->n_bias;
+    w.bias = a.biases + output->bias_begin;
+    if (output->flags & QK_OUTPUT_MASK)
+        w.mask = a.masks + (size_t)output->mask * ((a.vocab + 31) / 32);
+    w.adjusts = w.history != NULL || w.n_bias > 0 || w.mask != NULL;
     w.vocab = a.vocab;
     w.id_bits = 32 - __clz((int)(a.vocab - 1));
     w.rank = rank;

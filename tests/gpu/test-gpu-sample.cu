@@ -12,26 +12,32 @@ extern "C" {
 #include "kernels/cpu/sample.h"
 }
 
-#define CLOSE 1e-12 /* of the sum */
+#define CLOSE        1e-12 /* of the sum */
+#define BIASES_A_ROW 300u
 
 /* ---- The device's side --------------------------------------------------------------------------------------- */
 
 struct Device {
     uint32_t outputs_max, vocab, slots_max;
     Array<float> logits;
-    Array<uint8_t> history;
+    Array<qk_seen> history;
     Array<int32_t> slots;
     Array<uint32_t> counts, state;
     Array<qk_output> outputs;
     Array<uint8_t> workspace;
+    Array<uint32_t> masks; /* [outputs_max, words] */
+    Array<qk_bias> biases; /* [outputs_max, BIASES_A_ROW] */
     qk_output_result *results;
+    qk_top *tops;
     uint32_t *status;
     Device(uint32_t outputs_max, uint32_t vocab, uint32_t slots_max)
         : outputs_max(outputs_max), vocab(vocab), slots_max(slots_max), logits((size_t)outputs_max * vocab),
           history((size_t)slots_max * vocab), slots(slots_max), counts(4), state(1), outputs(outputs_max),
-          workspace(qkc_sample_bytes(outputs_max, vocab))
+          workspace(qkc_sample_bytes(outputs_max, vocab)), masks((size_t)outputs_max * qk_mask_words(vocab)),
+          biases((size_t)outputs_max * BIASES_A_ROW)
     {
         CUDA_OK(cudaHostAlloc((void **)&results, (outputs_max + 1) * sizeof(*results), cudaHostAllocMapped));
+        CUDA_OK(cudaHostAlloc((void **)&tops, outputs_max * QK_TOP_MAX * sizeof(*tops), cudaHostAllocMapped));
         CUDA_OK(cudaHostAlloc((void **)&status, 16, cudaHostAllocMapped));
         workspace.zero();
         std::fill(slots.host.begin(), slots.host.end(), -1);
@@ -41,13 +47,15 @@ struct Device {
     ~Device()
     {
         cudaFreeHost(results);
+        cudaFreeHost(tops);
         cudaFreeHost(status);
     }
     qkc_sample_args args() const
     {
         qkc_plan plan = {};
         plan.counts = counts.dev, plan.outputs = outputs.dev, plan.state = state.dev;
-        return {logits.dev, vocab, outputs_max, plan, slots.dev, history.dev, results, status, workspace.dev};
+        return {logits.dev, vocab, outputs_max, plan, slots.dev, history.dev, masks.dev, biases.dev, results,
+            status, workspace.dev};
     }
     void set_plan(uint32_t n_outputs, qk_status s)
     {
@@ -62,6 +70,24 @@ struct Device {
         const qkc_sample_args a = args();
         CUDA_OK(qkc_sample(launch, &a));
         CUDA_OK(cudaStreamSynchronize(launch->stream));
+    }
+    void run_top(const qkc_launch *launch, uint32_t n)
+    {
+        const qkc_top_args a = {logits.dev, vocab, n, outputs.dev, tops};
+        CUDA_OK(qkc_top(launch, &a));
+        CUDA_OK(cudaStreamSynchronize(launch->stream));
+    }
+    /* What the output brings of its own, for the CPU. */
+    qk_sample_extras extras(const qk_output &o) const
+    {
+        qk_sample_extras e = {};
+        if (o.slot != QK_NO_SLOT)
+            e.history = &history.host[(size_t)o.slot * vocab];
+        e.bias = &biases.host[o.bias_begin];
+        e.n_bias = o.n_bias;
+        if (o.flags & QK_OUTPUT_MASK)
+            e.mask = &masks.host[(size_t)o.mask * qk_mask_words(vocab)];
+        return e;
     }
 };
 
@@ -80,15 +106,33 @@ template <typename F> static void in_parallel(uint32_t n, F fn)
 }
 
 static qk_output_result sample_on_cpu(
-    const float *logits, uint32_t vocab, const uint8_t *history, const qk_sampling &sampling)
+    const float *logits, uint32_t vocab, const qk_sample_extras &extras, const qk_sampling &sampling)
 {
     static thread_local std::vector<float> z, weight;
     static thread_local std::vector<uint32_t> id;
     z.resize(vocab), weight.resize(vocab), id.resize(vocab);
     const qk_sample_scratch scratch = {z.data(), weight.data(), id.data()};
     qk_output_result out;
-    qk_sample(logits, vocab, history, &sampling, &scratch, &out);
+    qk_sample(logits, vocab, &extras, &sampling, &scratch, &out);
     return out;
+}
+
+/* Whether the device's alternatives are the CPU's. */
+static bool same_tops(const float *logits, uint32_t vocab, uint32_t n, const qk_top *got)
+{
+    std::vector<float> z(vocab), weight(vocab);
+    std::vector<uint32_t> id(vocab);
+    const qk_sample_scratch scratch = {z.data(), weight.data(), id.data()};
+    qk_top want[QK_TOP_MAX];
+    qk_sample_top(logits, vocab, n, &scratch, want);
+    bool same = true;
+    for (uint32_t i = 0; i < n; i++) {
+        const double off = fabs((double)got[i].logprob - (double)want[i].logprob);
+        same &= got[i].id == want[i].id;
+        same &= isnan(want[i].logprob) ? isnan(got[i].logprob)
+                                       : off <= 1e-5 + 1e-6 * fabs((double)want[i].logprob);
+    }
+    return same;
 }
 
 /* ---- What a draw may be -------------------------------------------------------------------------------------- */
@@ -107,14 +151,35 @@ static float weight_of(float x)
     return ldexpf(p, n);
 }
 
-static float penalised(float x, uint8_t seen, const qk_sampling &s)
+static float clamp(float v)
 {
-    auto clamp = [](float v) { return std::max(-3.402823466e38f, std::min(3.402823466e38f, v)); };
+    return std::max(-3.402823466e38f, std::min(3.402823466e38f, v));
+}
+
+static float penalised(float x, qk_seen seen, const qk_sampling &s)
+{
     if (seen & QK_SEEN)
         x = clamp(x > 0 ? x / s.repetition_penalty : x * s.repetition_penalty);
-    if (seen & QK_SEEN_IN_REPLY)
-        x = clamp(x - s.presence_penalty);
+    if (seen & QK_SEEN_COUNT) {
+        const float all = s.frequency_penalty * (float)(seen & QK_SEEN_COUNT);
+        x = clamp(clamp(x - all) - s.presence_penalty);
+    }
     return x;
+}
+
+/* The row after penalties, bias and mask; minus infinity: no candidate. */
+static std::vector<float> adjusted(
+    const float *logits, uint32_t vocab, const qk_sample_extras &e, const qk_sampling &s)
+{
+    std::vector<float> z(logits, logits + vocab);
+    for (uint32_t i = 0; e.history != NULL && i < vocab; i++)
+        z[i] = penalised(z[i], e.history[i], s);
+    for (uint32_t i = 0; i < e.n_bias; i++)
+        z[e.bias[i].id] = clamp(z[e.bias[i].id] + e.bias[i].value);
+    for (uint32_t i = 0; e.mask != NULL && i < vocab; i++)
+        if ((e.mask[i / 32] >> i % 32 & 1) == 0)
+            z[i] = -INFINITY;
+    return z;
 }
 
 /* Whether @token lies within rounding of the draw, from the kept ids (ascending) and their weights. */
@@ -139,23 +204,20 @@ static bool near_draw(
 
 /* Whether the token can come out of exact sums that are off by rounding. */
 static bool explains(
-    const float *logits, uint32_t vocab, const uint8_t *history, const qk_sampling &s, uint32_t token)
+    const float *logits, uint32_t vocab, const qk_sample_extras &extras, const qk_sampling &s, uint32_t token)
 {
-    const bool penalty = history != NULL && (s.repetition_penalty != 1 || s.presence_penalty != 0);
-    std::vector<float> z(vocab), weight(vocab);
-    float max = -INFINITY;
-    for (uint32_t i = 0; i < vocab; i++) {
-        z[i] = penalty ? penalised(logits[i], history[i], s) : logits[i];
-        max = std::max(max, z[i]);
-    }
+    const std::vector<float> z = adjusted(logits, vocab, extras, s);
+    std::vector<float> weight(vocab);
+    const float max = *std::max_element(z.begin(), z.end());
     const float inverse = 1.0f / s.temperature;
-    std::vector<uint32_t> order(vocab);
+    std::vector<uint32_t> order;
     for (uint32_t i = 0; i < vocab; i++) {
-        order[i] = i;
+        if (z[i] >= -3.402823466e38f)
+            order.push_back(i);
         weight[i] = weight_of((z[i] - max) * inverse);
     }
     std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return z[a] > z[b]; });
-    if (s.top_k > 0 && s.top_k < vocab)
+    if (s.top_k > 0 && s.top_k < order.size())
         order.resize(s.top_k);
     std::vector<size_t> cuts; /* how many stay */
     if (s.top_p < 1) {
@@ -194,12 +256,13 @@ static bool is_greedy(const qk_sampling &s)
 }
 
 struct Tally {
-    uint64_t n = 0, n_sampled = 0, n_explained = 0, n_wrong = 0, n_bad_logprob = 0, n_bad_effect = 0;
+    uint64_t n = 0, n_sampled = 0, n_explained = 0, n_wrong = 0, n_bad_logprob = 0, n_bad_effect = 0,
+             n_bad_tops = 0;
     double worst_logprob = 0;
     void add(const Tally &t)
     {
         n += t.n, n_sampled += t.n_sampled, n_explained += t.n_explained, n_wrong += t.n_wrong;
-        n_bad_logprob += t.n_bad_logprob, n_bad_effect += t.n_bad_effect;
+        n_bad_logprob += t.n_bad_logprob, n_bad_effect += t.n_bad_effect, n_bad_tops += t.n_bad_tops;
         worst_logprob = std::max(worst_logprob, t.worst_logprob);
     }
 };
@@ -215,24 +278,26 @@ static double exact_logprob(const float *logits, uint32_t vocab, uint32_t token)
     return logits[token] - max - log(sum);
 }
 
-static void compare(Tally *t, const float *logits, uint32_t vocab, const uint8_t *history,
+static void compare(Tally *t, const float *logits, uint32_t vocab, const qk_sample_extras &extras,
     const qk_sampling &s, const qk_output_result &cpu, const qk_output_result &gpu)
 {
     t->n++;
     t->n_sampled += !is_greedy(s);
     bool wrong = gpu.flags != cpu.flags || gpu.token < 0 || (uint32_t)gpu.token >= vocab;
     if (!wrong && gpu.token != cpu.token) {
-        wrong = is_greedy(s) || cpu.flags != 0 || !explains(logits, vocab, history, s, (uint32_t)cpu.token) ||
-                !explains(logits, vocab, history, s, (uint32_t)gpu.token);
+        wrong = is_greedy(s) || cpu.flags != 0 || !explains(logits, vocab, extras, s, (uint32_t)cpu.token) ||
+                !explains(logits, vocab, extras, s, (uint32_t)gpu.token);
         t->n_explained += !wrong;
     }
     if (!wrong)
         wrong = memcmp(&gpu.logit, &logits[gpu.token], sizeof(float)) != 0;
     if (wrong && t->n_wrong++ < 3)
-        printf("# vocab %u, T %g, top_k %u, top_p %.9g, min_p %g, penalties %g %g%s: token %d flags %u, CPU "
+        printf("# vocab %u, T %g, top_k %u, top_p %.9g, min_p %g, penalties %g %g %g%s, %u biases%s: token "
+               "%d flags %u, CPU "
                "%d flags %u\n",
             vocab, (double)s.temperature, s.top_k, (double)s.top_p, (double)s.min_p,
-            (double)s.repetition_penalty, (double)s.presence_penalty, history != NULL ? "" : " (none)",
+            (double)s.repetition_penalty, (double)s.presence_penalty, (double)s.frequency_penalty,
+            extras.history != NULL ? "" : " (none)", extras.n_bias, extras.mask != NULL ? ", a mask" : "",
             gpu.token, gpu.flags, cpu.token, cpu.flags);
     if (wrong)
         return;
@@ -318,7 +383,35 @@ static qk_sampling random_sampling(Random &random, uint32_t vocab)
     s.min_p = min_ps[random.below(8)];
     s.repetition_penalty = random.below(2) ? 1 : random.below(2) ? 1.1f : 0.8f;
     s.presence_penalty = random.below(2) ? 0 : random.below(2) ? 1.5f : -0.5f;
+    s.frequency_penalty = random.below(2) ? 0 : random.below(2) ? 0.3f : -0.1f;
     return s;
+}
+
+/* A mask, a bias list and alternatives for output @i, each for some. */
+static void add_extras(Random &random, Device &d, uint32_t i)
+{
+    qk_output &o = d.outputs.host[i];
+    const uint32_t words = qk_mask_words(d.vocab);
+    if ((o.flags & QK_OUTPUT_SAMPLE) == 0)
+        return;
+    o.n_top = random.below(3) == 0 ? 1 + random.below(std::min(d.vocab, QK_TOP_MAX)) : 0;
+    if (random.below(3) == 0) {
+        uint32_t *mask = &d.masks.host[(size_t)i * words];
+        const uint32_t kind = random.below(3); /* half of all, few, one */
+        for (uint32_t k = 0; k < words; k++)
+            mask[k] = kind == 0 ? random.next() : kind == 1 && random.below(50) == 0 ? random.next() : 0;
+        const uint32_t id = random.below(d.vocab);
+        mask[id / 32] |= 1u << id % 32;
+        o.flags |= QK_OUTPUT_MASK;
+        o.mask = i;
+    }
+    if (random.below(3) == 0) {
+        const uint32_t step = 1 + random.below(d.vocab / 64 + 1);
+        o.bias_begin = i * BIASES_A_ROW;
+        for (uint32_t id = random.below(step); id < d.vocab && o.n_bias < BIASES_A_ROW;
+             id += 1 + random.below(2 * step))
+            d.biases.host[o.bias_begin + o.n_bias++] = {id, random.normal() * 5};
+    }
 }
 
 /* One set of logits, many launches on it; history and slots go on from launch to launch. */
@@ -337,7 +430,7 @@ static Tally run_scene(const qkc_launch *paths, int n_paths, uint32_t vocab, uin
         const uint32_t n = random.below(3) == 0 ? 0 : random.below(vocab / 2 + 2);
         for (uint32_t i = 0; i < n; i++)
             d.history.host[(size_t)slot * vocab + random.below(vocab)] =
-                random.below(2) ? QK_SEEN : QK_SEEN | QK_SEEN_IN_REPLY;
+                (qk_seen)(random.below(2) ? QK_SEEN : QK_SEEN | (1 + random.below(40)));
     }
     d.logits.up(), d.history.up();
     Tally all;
@@ -353,9 +446,12 @@ static Tally run_scene(const qkc_launch *paths, int n_paths, uint32_t vocab, uin
                 o.flags = QK_OUTPUT_LOGITS;
             o.slot = random.below(4) == 0 ? QK_NO_SLOT : (i + shift) % slots_max;
             o.sampling = random_sampling(random, vocab);
+            add_extras(random, d, i);
         }
+        d.masks.up(), d.biases.up();
         d.set_plan(n, QK_OK);
         d.run(&paths[l % n_paths]);
+        d.run_top(&paths[l % n_paths], n);
         std::vector<Tally> tally(n);
         in_parallel(n, [&](uint32_t i) {
             const qk_output &o = d.outputs.host[i];
@@ -365,11 +461,13 @@ static Tally run_scene(const qkc_launch *paths, int n_paths, uint32_t vocab, uin
                 return;
             }
             const float *logits = &d.logits.host[(size_t)i * vocab];
-            uint8_t *history = o.slot == QK_NO_SLOT ? NULL : &d.history.host[(size_t)o.slot * vocab];
-            compare(&tally[i], logits, vocab, history, o.sampling,
-                sample_on_cpu(logits, vocab, history, o.sampling), gpu);
-            if (history != NULL && gpu.token >= 0 && (uint32_t)gpu.token < vocab) {
-                history[gpu.token] |= QK_SEEN | QK_SEEN_IN_REPLY;
+            const qk_sample_extras extras = d.extras(o);
+            compare(&tally[i], logits, vocab, extras, o.sampling,
+                sample_on_cpu(logits, vocab, extras, o.sampling), gpu);
+            tally[i].n_bad_tops += !same_tops(logits, vocab, o.n_top, d.tops + (size_t)i * QK_TOP_MAX);
+            if (o.slot != QK_NO_SLOT && gpu.token >= 0 && (uint32_t)gpu.token < vocab) {
+                qk_seen &seen = d.history.host[(size_t)o.slot * vocab + (uint32_t)gpu.token];
+                seen = qk_seen_add(seen, true);
                 d.slots.host[o.slot] = gpu.token;
             }
         });
@@ -380,7 +478,7 @@ static Tally run_scene(const qkc_launch *paths, int n_paths, uint32_t vocab, uin
         all.n_bad_effect += slots != d.slots.host || *d.status != QK_OK || d.results[n].token != -1 ||
                             d.results[n].flags != 0xffffffff;
     }
-    const std::vector<uint8_t> history = d.history.host;
+    const std::vector<qk_seen> history = d.history.host;
     d.history.down();
     all.n_bad_effect += history != d.history.host;
     return all;
@@ -412,13 +510,13 @@ static void test_draws(const qkc_launch *paths, int n_paths)
         Tally t;
         for (uint32_t i = 0; i < c.n_scenes; i++)
             t.add(run_scene(paths, n_paths, c.vocab, c.outputs_max, c.n_launches, seed++));
-        tap_ok(t.n_wrong == 0 && t.n_bad_logprob == 0 && t.n_bad_effect == 0,
+        tap_ok(t.n_wrong == 0 && t.n_bad_logprob == 0 && t.n_bad_effect == 0 && t.n_bad_tops == 0,
             "vocabulary %u, up to %u outputs: %llu tokens, %llu wrong, %llu within rounding, %llu logprobs "
             "off (worst %.1e), "
-            "%llu effects off",
+            "%llu effects off, %llu lists of alternatives off",
             c.vocab, c.outputs_max, (unsigned long long)t.n, (unsigned long long)t.n_wrong,
             (unsigned long long)t.n_explained, (unsigned long long)t.n_bad_logprob, t.worst_logprob,
-            (unsigned long long)t.n_bad_effect);
+            (unsigned long long)t.n_bad_effect, (unsigned long long)t.n_bad_tops);
         all.add(t);
     }
     tap_ok(all.n_wrong == 0 && all.n >= 70000 && all.n_explained * 1000 <= all.n,
@@ -447,8 +545,8 @@ static void test_usual(const qkc_launch *paths, int n_paths)
         for (uint32_t i = 0; i < n; i++) {
             const auto &c = settings[(i / 2 + l) % 8];
             qk_output &o = d.outputs.host[i];
-            o = {i, QK_OUTPUT_SAMPLE, QK_NO_SLOT, 0, {}};
-            o.sampling = {i + 5, l, c.temperature, c.top_p, c.min_p, 1, 0, c.top_k};
+            o = {i, QK_OUTPUT_SAMPLE, QK_NO_SLOT};
+            o.sampling = {i + 5, l, c.temperature, c.top_p, c.min_p, 1, 0, 0, c.top_k};
         }
         d.set_plan(n, QK_OK);
         d.run(&paths[l % n_paths]);
@@ -456,7 +554,7 @@ static void test_usual(const qkc_launch *paths, int n_paths)
         in_parallel(n, [&](uint32_t i) {
             const float *logits = &d.logits.host[(size_t)i * vocab];
             const qk_sampling &s = d.outputs.host[i].sampling;
-            compare(&tally[i], logits, vocab, NULL, s, sample_on_cpu(logits, vocab, NULL, s), d.results[i]);
+            compare(&tally[i], logits, vocab, {}, s, sample_on_cpu(logits, vocab, {}, s), d.results[i]);
         });
         for (const Tally &t : tally)
             all.add(t);
@@ -478,8 +576,9 @@ static void fill_normal(Device &d, uint64_t seed)
     });
     d.logits.up();
     for (uint32_t i = 0; i < d.outputs_max; i++) {
-        d.outputs.host[i] = {i, QK_OUTPUT_SAMPLE, i < d.slots_max ? i : QK_NO_SLOT, 0, {}};
-        d.outputs.host[i].sampling = {seed + i, 17, 1, i % 3 == 0 ? 1 : 0.9f, 0, 1, 0, i % 4 == 0 ? 50u : 0u};
+        d.outputs.host[i] = {i, QK_OUTPUT_SAMPLE, i < d.slots_max ? i : QK_NO_SLOT};
+        d.outputs.host[i].sampling = {
+            seed + i, 17, 1, i % 3 == 0 ? 1 : 0.9f, 0, 1, 0, 0, i % 4 == 0 ? 50u : 0u};
         if (i % 5 == 4)
             d.outputs.host[i].sampling.temperature = 0;
     }
@@ -494,7 +593,7 @@ static void test_states(const qkc_launch *launch)
         d.set_plan(6, s);
         d.run(launch);
         std::vector<int32_t> slots = d.slots.host;
-        std::vector<uint8_t> history = d.history.host;
+        std::vector<qk_seen> history = d.history.host;
         d.slots.down(), d.history.down();
         tap_ok(*d.status == (uint32_t)s && slots == d.slots.host && history == d.history.host,
             "%s, %s: the status arrives, slots and history stay", gpu_path_name(launch),
@@ -591,13 +690,30 @@ static void bench(const qkc_launch *launch)
             d.logits.up();
             for (const auto &c : settings) {
                 for (uint32_t i = 0; i < n; i++) {
-                    d.outputs.host[i] = {i, QK_OUTPUT_SAMPLE, QK_NO_SLOT, 0, {}};
-                    d.outputs.host[i].sampling = {i, 3, c.temperature, c.top_p, 0, 1, 0, c.top_k};
+                    d.outputs.host[i] = {i, QK_OUTPUT_SAMPLE, QK_NO_SLOT};
+                    d.outputs.host[i].sampling = {i, 3, c.temperature, c.top_p, 0, 1, 0, 0, c.top_k};
                 }
                 d.set_plan(n, QK_OK);
                 printf("sample %-8s %-6s %2u outputs  %-26s %7.2f us\n", gpu_path_name(launch),
                     kind == NORMAL ? "normal" : "peaked", n, c.name, chain_time(launch, d) * 1e3);
+                for (uint32_t i = 0; i < n; i++) {
+                    qk_output &o = d.outputs.host[i];
+                    o.flags |= QK_OUTPUT_MASK, o.mask = i, o.n_top = QK_TOP_MAX;
+                    o.bias_begin = i * BIASES_A_ROW, o.n_bias = BIASES_A_ROW;
+                    for (uint32_t k = 0; k < BIASES_A_ROW; k++)
+                        d.biases.host[o.bias_begin + k] = {k * 500, 1.0f};
+                }
+                std::fill(d.masks.host.begin(), d.masks.host.end(), 0x77777777u);
+                d.masks.up(), d.biases.up();
+                d.set_plan(n, QK_OK);
+                printf("sample %-8s %-6s %2u outputs  %-26s %7.2f us with a mask and 300 biases\n",
+                    gpu_path_name(launch), kind == NORMAL ? "normal" : "peaked", n, c.name,
+                    chain_time(launch, d) * 1e3);
             }
+            const qkc_top_args a = {d.logits.dev, vocab, n, d.outputs.dev, d.tops};
+            printf("top    %-8s %-6s %2u outputs  %-26s %7.2f us\n", gpu_path_name(launch),
+                kind == NORMAL ? "normal" : "peaked", n, "20 alternatives",
+                gpu_time(launch->stream, 50, [&](int) { CUDA_OK(qkc_top(launch, &a)); }) * 1e3);
         }
     }
 }

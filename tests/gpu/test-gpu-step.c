@@ -22,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { N_STREAMS = 3, N_PAGES = 320, ROWS_MAX = 640, SEQS_MAX = 80 };
+enum { N_STREAMS = 3, BIASES_A_ROW = 64, N_PAGES = 320, ROWS_MAX = 640, SEQS_MAX = 80 };
 
 static struct {
     const char *backend, *isa, *name; /* what is tested */
@@ -174,6 +174,8 @@ static rig_options subject_options(uint32_t rows_max, uint32_t seqs_max)
         .rows_max = rows_max,
         .n_pages = N_PAGES,
         .slots_max = 8,
+        .masks_max = 64,
+        .biases_max = 64 * BIASES_A_ROW,
         .seqs_max = seqs_max};
 }
 
@@ -551,25 +553,72 @@ static qk_sampling random_sampling(uint64_t *seed, bool penalties)
         .min_p = fixture_random(seed) > 0 ? 0 : 0.05f,
         .repetition_penalty = penalties ? 1.3f : 1,
         .presence_penalty = penalties ? 0.7f : 0,
+        .frequency_penalty = penalties ? 0.3f : 0,
     };
 #undef PICK
     return s;
 }
 
 typedef struct {
-    uint32_t n_draws, n_other, n_bad;
+    uint32_t n_draws, n_other, n_bad, n_bad_tops;
 } sampled;
 
-static void compare_sampled(const qk_plan *plan, const qk_result *result, uint32_t vocab, uint8_t *history,
+static bool same_tops(
+    const qk_top *got, uint32_t n, const float *logits, uint32_t vocab, const qk_sample_scratch *scratch)
+{
+    qk_top want[QK_TOP_MAX];
+    bool same = true;
+    qk_sample_top(logits, vocab, n, scratch, want);
+    for (uint32_t i = 0; i < n; i++)
+        same = same && got[i].id == want[i].id && fabsf(got[i].logprob - want[i].logprob) <= 1e-3f;
+    return same;
+}
+
+static uint32_t random_word(uint64_t *seed)
+{
+    return (uint32_t)((fixture_random(seed) + 1) * 0x1p31);
+}
+
+/* Gives output @i of the plan a mask, a bias list and alternatives, each in some of the outputs. */
+static void add_extras(qk_plan *plan, uint32_t i, uint32_t vocab, uint64_t *seed)
+{
+    qk_output *o = &plan->outputs[i];
+    const uint32_t words = qk_mask_words(vocab);
+    o->n_top = i % 3 == 0 ? 0 : i % (QK_TOP_MAX + 1);
+    if (i % 4 == 1 || i % 4 == 2) {
+        uint32_t *mask = plan->masks + (size_t)plan->n_masks * words;
+        for (uint32_t k = 0; k < words; k++)
+            mask[k] = i % 8 < 4 ? random_word(seed) : 0;
+        mask[words / 2] |= 1;
+        o->flags |= QK_OUTPUT_MASK;
+        o->mask = plan->n_masks++;
+    }
+    if (i % 4 >= 2) {
+        o->bias_begin = plan->n_biases;
+        for (uint32_t id = i, n = 0; id < vocab && n < BIASES_A_ROW;
+             n++, id += 1 + random_word(seed) % (vocab / 64 + 1))
+            plan->biases[plan->n_biases++] = (qk_bias){id, (float)(random_word(seed) % 200) / 10 - 10};
+        o->n_bias = plan->n_biases - o->bias_begin;
+    }
+}
+
+static void compare_sampled(const qk_plan *plan, const qk_result *result, uint32_t vocab, qk_seen *history,
     const qk_sample_scratch *scratch, sampled *count)
 {
     for (uint32_t i = 0; i < plan->n_outputs; i++) {
         const qk_output *o = &plan->outputs[i];
         const float *logits = result->logits + (size_t)i * vocab;
         const qk_output_result *got = &result->outputs[i];
-        uint8_t *seen = o->slot != QK_NO_SLOT ? history + (size_t)o->slot * vocab : NULL;
+        qk_seen *seen = o->slot != QK_NO_SLOT ? history + (size_t)o->slot * vocab : NULL;
         qk_output_result want;
-        qk_sample(logits, vocab, seen, &o->sampling, scratch, &want);
+        qk_sample_extras extras = {.history = seen, .n_bias = o->n_bias};
+        if (o->n_bias > 0)
+            extras.bias = plan->biases + o->bias_begin;
+        if (o->flags & QK_OUTPUT_MASK)
+            extras.mask = plan->masks + (size_t)o->mask * qk_mask_words(vocab);
+        qk_sample(logits, vocab, &extras, &o->sampling, scratch, &want);
+        count->n_bad_tops +=
+            !same_tops(result->tops + (size_t)i * QK_TOP_MAX, o->n_top, logits, vocab, scratch);
         count->n_draws++;
         if (got->token < 0 || (uint32_t)got->token >= vocab || got->flags != want.flags) {
             count->n_bad++;
@@ -585,14 +634,14 @@ static void compare_sampled(const qk_plan *plan, const qk_result *result, uint32
         }
         count->n_bad += got->logit != logits[got->token];
         if (seen != NULL)
-            seen[got->token] |= QK_SEEN | QK_SEEN_IN_REPLY;
+            seen[got->token] = qk_seen_add(seen[got->token], true);
     }
 }
 
 static void test_sampling(runner *t)
 {
     const uint32_t vocab = t->b->shape->vocab, n_rows = 64, n_steps = subject.small ? 3 : 40;
-    uint8_t *history = calloc(8, vocab);
+    qk_seen *history = calloc((size_t)8 * vocab, sizeof(*history));
     qk_sample_scratch scratch = {
         malloc(vocab * sizeof(float)), malloc(vocab * sizeof(float)), malloc(vocab * sizeof(uint32_t))};
     uint64_t seed = 3;
@@ -603,9 +652,10 @@ static void test_sampling(runner *t)
     sequence_begin(t, &q, 0);
     for (uint32_t slot = 0; slot < 8; slot++) {
         tap_require(qk_context_set_history(t->r.context, slot, q.stream->tokens, 30, 15) == QK_OK);
-        for (uint32_t i = 0; i < 30; i++)
-            history[slot * vocab + (uint32_t)q.stream->tokens[i]] |=
-                i < 15 ? QK_SEEN : QK_SEEN | QK_SEEN_IN_REPLY;
+        for (uint32_t i = 0; i < 30; i++) {
+            qk_seen *seen = &history[slot * vocab + (uint32_t)q.stream->tokens[i]];
+            *seen = qk_seen_add(*seen, i >= 15);
+        }
     }
     for (uint32_t k = 0; k < n_steps; k++) {
         rig_rows rows = {q.stream->tokens + k, n_rows, 0, q.pages};
@@ -615,6 +665,7 @@ static void test_sampling(runner *t)
             plan->outputs[i].flags = QK_OUTPUT_SAMPLE | QK_OUTPUT_LOGITS;
             plan->outputs[i].slot = i % 8 == 0 ? i / 8 : QK_NO_SLOT;
             plan->outputs[i].sampling = random_sampling(&seed, i % 16 == 0);
+            add_extras(plan, i, vocab, &seed);
         }
         submit(&t->r, k % 2);
         token_of(&t->r, k % 2, 0);
@@ -622,6 +673,7 @@ static void test_sampling(runner *t)
     }
     tap_ok(count.n_bad == 0, "%s: %u draws: ids, flags, logits and log-probabilities are right in all but %u",
         subject.name, count.n_draws, count.n_bad);
+    tap_ok(count.n_bad_tops == 0, "the most probable ids are the CPU's in all but %u", count.n_bad_tops);
     /* A draw within rounding of a boundary may fall on the other side of it; the sampler's own test looks at each. */
     tap_ok(count.n_other * 1000 <= count.n_draws,
         "%u of them differ from the CPU's draw from the same logits", count.n_other);

@@ -310,6 +310,8 @@ void rig_open(rig *r, const fixture_model *model, const rig_options *o)
         .outputs_max = o->rows_max,
         .logits_max = o->rows_max,
         .slots_max = o->slots_max,
+        .masks_max = o->masks_max,
+        .biases_max = o->biases_max,
         .partial_max = o->partial_max,
         .partial = o->partial,
         .partial_user = o->partial_user,
@@ -358,7 +360,7 @@ uint64_t rig_page(const rig *r, uint32_t page)
 void rig_fill(rig *r, uint32_t step, const rig_rows *rows, uint32_t n)
 {
     qk_plan *plan = qk_step_plan(r->steps[step]);
-    plan->n_rows = plan->n_pages = plan->n_outputs = 0;
+    plan->n_rows = plan->n_pages = plan->n_outputs = plan->n_masks = plan->n_biases = 0;
     plan->n_seqs = n;
     plan->kv_class = r->kv_class;
     plan->host_path = QK_HOST_READ;

@@ -44,7 +44,7 @@ typedef struct {
     qk_dtype kv_dtype;
     const qk_dtype *kv_dtype_1; /* of kv_class 1; NULL: there is none */
     uint64_t ring_bytes;
-    uint32_t rows_max, n_pages, slots_max, partial_max, select_max;
+    uint32_t rows_max, n_pages, slots_max, partial_max, select_max, masks_max, biases_max;
     uint32_t seqs_max; /* 0: at most 8 */
     qk_partial_fn partial;
     void *partial_user;

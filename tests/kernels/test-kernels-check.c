@@ -77,6 +77,50 @@ static qk_status check(const sample_plan *s)
         tap_ok(status == QK_INVALID && strstr(line, word) != NULL, "%s: %s", #__VA_ARGS__, line);            \
     } while (0)
 
+/* A mask and two biases for output 0. */
+static void set_extras(sample_plan *s, uint32_t *mask, qk_bias *biases)
+{
+    s->params.masks_max = s->plan.n_masks = 1;
+    s->params.biases_max = s->plan.n_biases = s->outputs[0].n_bias = 2;
+    s->plan.masks = mask;
+    s->plan.biases = biases;
+    s->outputs[0].flags = QK_OUTPUT_SAMPLE | QK_OUTPUT_MASK;
+}
+
+static void accept_extras(uint32_t *mask, qk_bias *biases)
+{
+    sample_plan s;
+    set_up(&s);
+    set_extras(&s, mask, biases);
+    tap_ok(check(&s) == QK_OK, "a mask and a bias list: %s", line);
+}
+
+static void test_extras(void)
+{
+    REFUSED("draws no token", s.outputs[0].flags = QK_OUTPUT_MASK);
+    REFUSED("draws no token", s.outputs[0].flags = QK_OUTPUT_LOGITS, s.outputs[0].n_top = 1);
+    REFUSED("outputs[0].n_top", s.outputs[0].n_top = QK_TOP_MAX + 1);
+    REFUSED("n_masks", s.plan.n_masks = 1);
+    REFUSED("n_biases", s.plan.n_biases = 1);
+    uint32_t mask[64] = {0};
+    qk_bias biases[2] = {{3, 1}, {5, -1}};
+    REFUSED("mask 0 allows no id", set_extras(&s, mask, biases));
+    mask[qk_mask_words(fixture_small.vocab) - 1] =
+        fixture_small.vocab % 32 ? ~0u << fixture_small.vocab % 32 : 0;
+    REFUSED("mask 0 allows no id", set_extras(&s, mask, biases));
+    mask[0] = 1;
+    accept_extras(mask, biases);
+    REFUSED("outputs[0].mask", set_extras(&s, mask, biases), s.outputs[0].mask = 1);
+    REFUSED("without QK_OUTPUT_MASK", s.outputs[0].mask = 1);
+    REFUSED("past n_biases", set_extras(&s, mask, biases), s.outputs[0].bias_begin = 1);
+    REFUSED("ascending", set_extras(&s, mask, biases), biases[0].id = 5);
+    biases[0].id = 3;
+    REFUSED("ascending", set_extras(&s, mask, biases), biases[1].id = fixture_small.vocab);
+    biases[1].id = 5;
+    REFUSED("finite", set_extras(&s, mask, biases), biases[1].value = INFINITY);
+    biases[1].value = -1;
+}
+
 static void test_plan(void)
 {
     sample_plan good;
@@ -133,7 +177,7 @@ static void test_plan(void)
     REFUSED("outputs[1].row", s.outputs[1].row = 2);
     REFUSED("outputs[1].row", s.outputs[1].row = 1);
     REFUSED("outputs[0].flags", s.outputs[0].flags = 0);
-    REFUSED("outputs[0].flags", s.outputs[0].flags = 4);
+    REFUSED("outputs[0].flags", s.outputs[0].flags = 8);
     REFUSED("outputs[0].slot", s.outputs[0].slot = 5);
     REFUSED("outputs[1].slot", s.outputs[1].slot = 0);
     REFUSED("outputs[0].reserved", s.outputs[0].reserved = 1);
@@ -148,6 +192,7 @@ static void test_plan(void)
     REFUSED("repetition_penalty", s.outputs[0].sampling.repetition_penalty = 0);
     REFUSED("repetition_penalty", s.outputs[0].sampling.repetition_penalty = NAN);
     REFUSED("presence_penalty", s.outputs[0].sampling.presence_penalty = NAN);
+    REFUSED("frequency_penalty", s.outputs[0].sampling.frequency_penalty = NAN);
 
     sample_plan s;
     set_up(&s);
@@ -397,6 +442,7 @@ static void test_public(void)
 
 int main(void)
 {
+    test_extras();
     test_plan();
     test_context();
     test_int8_layout();

@@ -13,11 +13,12 @@
 static const qk_sampling plain = {.temperature = 1, .top_p = 1, .repetition_penalty = 1};
 static qk_sample_scratch scratch;
 
-static qk_output_result sample(const float *logits, uint32_t n, const uint8_t *history, qk_sampling s)
+static qk_output_result sample(const float *logits, uint32_t n, const qk_seen *history, qk_sampling s)
 {
     qk_output_result out;
     memset(&out, 0xff, sizeof(out));
-    qk_sample(logits, n, history, &s, &scratch, &out);
+    const qk_sample_extras extras = {.history = history};
+    qk_sample(logits, n, &extras, &s, &scratch, &out);
     return out;
 }
 
@@ -136,7 +137,7 @@ static void test_filters(void)
 static void test_penalties(void)
 {
     static const float logits[] = {2.0f, -1.0f, 0.5f, -0.5f};
-    const uint8_t seen[4] = {QK_SEEN | QK_SEEN_IN_REPLY, QK_SEEN | QK_SEEN_IN_REPLY, 0, 0};
+    const qk_seen seen[4] = {QK_SEEN | 1, QK_SEEN | 1, 0, 0};
     qk_sampling s = plain;
     s.repetition_penalty = 2;
     sample(logits, 4, seen, s);
@@ -145,11 +146,18 @@ static void test_penalties(void)
     s.repetition_penalty = 1;
     s.temperature = 0;
     tap_ok(sample(logits, 4, seen, s).token == 0, "penalty 1 changes nothing");
-    const uint8_t prompt_only[4] = {QK_SEEN, 0, QK_SEEN | QK_SEEN_IN_REPLY, 0};
+    const qk_seen prompt_only[4] = {QK_SEEN, 0, QK_SEEN | 3, 0};
     s.presence_penalty = 0.25f;
     sample(logits, 4, prompt_only, s);
     static const float present[] = {2.0f, -1.0f, 0.25f, -0.5f};
     tap_ok(memcmp(scratch.z, present, sizeof(present)) == 0, "presence penalty: ids of the reply, once");
+    s.frequency_penalty = 0.5f;
+    sample(logits, 4, prompt_only, s);
+    static const float often[] = {2.0f, -1.0f, -1.25f, -0.5f};
+    tap_ok(memcmp(scratch.z, often, sizeof(often)) == 0, "frequency penalty: as often as in the reply");
+    s.frequency_penalty = 0;
+    qk_seen grown = qk_seen_add(qk_seen_add(0, false), true);
+    tap_ok(grown == (QK_SEEN | 1) && qk_seen_add(UINT16_MAX, true) == UINT16_MAX, "counts end at 32767");
     s.repetition_penalty = 1e-30f;
     s.presence_penalty = 0;
     static const float large[] = {1e20f, -1, 0, 1};
@@ -162,6 +170,89 @@ static void test_penalties(void)
     tap_ok(r.token == 2 && r.logit == 0.5f, "greedy takes the largest penalised logit");
     double lse = log(exp(2) + exp(-1) + exp(0.5) + exp(-0.5));
     tap_ok(fabs((double)r.logprob - (0.5 - lse)) < 1e-6, "its log-probability is under the raw logits");
+}
+
+static void test_bias_and_mask(void)
+{
+    static const float logits[] = {2.0f, -1.0f, 0.5f, -0.5f};
+    static const qk_bias bias[] = {{1, 10.0f}, {3, -100.0f}};
+    const qk_seen seen[4] = {0, QK_SEEN | 2, 0, 0};
+    qk_sampling s = plain;
+    qk_output_result r;
+    s.repetition_penalty = 2;
+    s.frequency_penalty = 0.5f;
+    qk_sample_extras e = {.history = seen, .bias = bias, .n_bias = 2};
+    qk_sample(logits, 4, &e, &s, &scratch, &r);
+    static const float want[] = {2.0f, 7.0f, 0.5f, -100.5f};
+    tap_ok(memcmp(scratch.z, want, sizeof(want)) == 0, "a bias is added behind the penalties");
+
+    static const uint32_t mask = 1u << 1 | 1u << 3;
+    s = plain;
+    s.temperature = 0;
+    e = (qk_sample_extras){.mask = &mask};
+    qk_sample(logits, 4, &e, &s, &scratch, &r);
+    double lse = log(exp(2) + exp(-1) + exp(0.5) + exp(-0.5));
+    tap_ok(r.token == 3 && r.logit == -0.5f && fabs((double)r.logprob - (-0.5 - lse)) < 1e-6,
+        "greedy takes the best of the mask; its log-probability is the model's own");
+    static const qk_sampling filters[] = {{.temperature = 1, .top_p = 1, .repetition_penalty = 1},
+        {.temperature = 1, .top_p = 0.9999f, .repetition_penalty = 1, .top_k = 3},
+        {.temperature = 3, .top_p = 1, .repetition_penalty = 1, .min_p = 0.01f, .top_k = 4},
+        {.temperature = 1e-4f, .top_p = 0.1f, .repetition_penalty = 1, .top_k = 100}};
+    uint32_t outside = 0, drawn = 0;
+    for (uint32_t f = 0; f < 4; f++) {
+        for (uint64_t i = 0; i < 2000; i++) {
+            s = filters[f];
+            s.seed = 5;
+            s.position = i;
+            qk_sample(logits, 4, &e, &s, &scratch, &r);
+            outside += (mask >> r.token & 1) == 0;
+            drawn |= 1u << r.token;
+        }
+    }
+    tap_ok(outside == 0 && drawn == mask, "nothing outside the mask is drawn, all of it is");
+    static const uint32_t one = 1u << 1;
+    static const qk_bias deep[] = {{1, -FLT_MAX}};
+    e = (qk_sample_extras){.mask = &one, .bias = deep, .n_bias = 1};
+    for (uint32_t f = 0; f < 4; f++) {
+        qk_sample(logits, 4, &e, &filters[f], &scratch, &r);
+        outside += r.token != 1;
+    }
+    tap_ok(outside == 0, "a mask of one id draws it, however improbable");
+}
+
+static void test_top(void)
+{
+    enum { N = 5000 };
+    static float z[N];
+    double sum = 0;
+    for (uint32_t i = 0; i < N; i++)
+        z[i] = (float)((i * 2654435761u >> 16) % 97) / 8.0f; /* many ties */
+    for (uint32_t i = 0; i < N; i++)
+        sum += exp((double)z[i]);
+    bool ordered = true, exact = true, complete = true;
+    for (uint32_t n = 1; n <= QK_TOP_MAX; n++) {
+        qk_top top[QK_TOP_MAX];
+        qk_sample_top(z, N, n, &scratch, top);
+        for (uint32_t i = 0; i < n; i++) {
+            exact = exact && fabs((double)top[i].logprob - ((double)z[top[i].id] - log(sum))) < 1e-5;
+            if (i > 0)
+                ordered = ordered && (z[top[i].id] < z[top[i - 1].id] ||
+                                         (z[top[i].id] == z[top[i - 1].id] && top[i].id > top[i - 1].id));
+        }
+        uint32_t n_before = 0; /* ids that come before the last one, by logit or by id */
+        for (uint32_t i = 0; i < N; i++)
+            n_before += z[i] > z[top[n - 1].id] || (z[i] == z[top[n - 1].id] && i < top[n - 1].id);
+        complete = complete && n_before == n - 1;
+    }
+    tap_ok(ordered && complete, "the most probable ids, in order, ties by id");
+    tap_ok(exact, "with their log-probabilities");
+    static const float few[] = {1, 3, 2};
+    qk_top top[3];
+    qk_sample_top(few, 3, 3, &scratch, top);
+    tap_ok(top[0].id == 1 && top[1].id == 2 && top[2].id == 0, "the whole of a small vocabulary");
+    static const float bad[] = {1, NAN, 2};
+    qk_sample_top(bad, 3, 2, &scratch, top);
+    tap_ok(isnan(top[0].logprob) && isnan(top[1].logprob), "NaN without finite logits");
 }
 
 static void test_not_finite(void)
@@ -333,6 +424,8 @@ int main(void)
     test_greedy();
     test_filters();
     test_penalties();
+    test_bias_and_mask();
+    test_top();
     test_not_finite();
     test_seeds();
     test_against_plain(1, 1, false);
