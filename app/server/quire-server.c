@@ -147,6 +147,7 @@ add_headers (SoupServerMessage *msg)
 
   for (guint i = 0; i < G_N_ELEMENTS (headers); i++)
     soup_message_headers_replace (out, headers[i][0], headers[i][1]);
+  soup_message_headers_replace (out, "Connection", "close"); /* see server-connection.c */
 }
 
 static void
@@ -170,10 +171,9 @@ early_cb (SoupServer *soup, SoupServerMessage *msg, const char *path, GHashTable
 {
   QuireServer *self = user;
   SoupMessageHeaders *headers = soup_server_message_get_request_headers (msg);
-  SoupEncoding encoding = soup_message_headers_get_encoding (headers);
-  gboolean has_body = encoding == SOUP_ENCODING_CHUNKED
-                      || (encoding == SOUP_ENCODING_CONTENT_LENGTH
-                          && soup_message_headers_get_content_length (headers) > 0);
+  const char *length = soup_message_headers_get_list (headers, "Content-Length");
+  gboolean has_body = soup_message_headers_get_list (headers, "Transfer-Encoding") != NULL
+                      || (length != NULL && strcmp (length, "0") != 0);
   SrvError error = { 0 };
 
   add_headers (msg);
@@ -219,7 +219,7 @@ got_headers_cb (SoupServerMessage *msg, gpointer user)
              != NULL)
     return;
   add_headers (msg);
-  srv_error_set (&error, status, "bad_request", NULL, "%s", soup_status_get_phrase (status));
+  srv_error_set (&error, status, "bad_request", NULL, "%s", srv_status_phrase (status));
   srv_refuse (msg, &error);
 }
 
@@ -307,6 +307,40 @@ quire_server_start (QuireServer *self, const QuireServerOptions *options, GError
 }
 
 static void
+close_oldest_kept (QuireServer *self, gboolean close)
+{
+  g_autofree qe_session_id *id = g_queue_pop_head (&self->kept);
+
+  if (close && self->engine != NULL)
+    qe_engine_close_session (self->engine, *id);
+}
+
+void
+srv_session_keep (QuireServer *self, qe_session_id id)
+{
+  g_queue_push_tail (&self->kept, g_memdup2 (&id, sizeof id));
+  if (self->kept.length > SRV_KEPT_MAX)
+    close_oldest_kept (self, TRUE);
+}
+
+qe_session_id
+srv_session_open (QuireServer *self, const qe_session_options *options, GError **error)
+{
+  g_autoptr (GError) cause = NULL;
+  qe_session_id id = qe_engine_open_session_with (self->engine, options, &cause);
+
+  while (id == 0 && g_error_matches (cause, QE_ERROR, QE_ERROR_BUSY) && self->kept.length > 0)
+    {
+      close_oldest_kept (self, TRUE);
+      g_clear_error (&cause);
+      id = qe_engine_open_session_with (self->engine, options, &cause);
+    }
+  if (id == 0)
+    g_propagate_error (error, g_steal_pointer (&cause));
+  return id;
+}
+
+static void
 forget_sessions (QuireServer *self, gboolean close)
 {
   GHashTableIter iter;
@@ -316,6 +350,8 @@ forget_sessions (QuireServer *self, gboolean close)
   while (close && self->engine != NULL && g_hash_table_iter_next (&iter, NULL, &value))
     qe_engine_close_session (self->engine, ((SrvSession *)value)->id);
   g_hash_table_remove_all (self->sessions);
+  while (self->kept.length > 0)
+    close_oldest_kept (self, close);
 }
 
 void
@@ -324,9 +360,6 @@ quire_server_stop (QuireServer *self)
   if (self->soup == NULL)
     return;
   srv_stop_listening (self);
-  /* The sockets are shut: libsoup lets go of their messages in the next turns of the main loop. */
-  while (g_hash_table_size (self->connections) > 0)
-    g_main_context_iteration (NULL, TRUE);
   srv_choices_end (self);
   forget_sessions (self, TRUE);
   g_clear_handle_id (&self->watch_timer, g_source_remove);
@@ -414,7 +447,7 @@ srv_session_add (QuireServer *self, const char *name, const qe_cache_config *cac
 
       if (!srv_session_make_room (self, error))
         return NULL;
-      id = qe_engine_open_session_with (self->engine, &options, &cause);
+      id = srv_session_open (self, &options, &cause);
       if (id == 0)
         {
           srv_error_from_engine (error, cause);
@@ -534,6 +567,7 @@ quire_server_init (QuireServer *self)
   self->exchanges = g_hash_table_new_full (NULL, NULL, srv_exchange_free, NULL);
   self->sessions = g_hash_table_new_full (g_str_hash, g_str_equal, NULL, session_free);
   self->watchers = g_ptr_array_new ();
+  g_queue_init (&self->kept);
 }
 
 static void

@@ -546,7 +546,8 @@ start_choice (Job *job, guint i, qe_session_id session, const char *named)
       params.ids = (const uint32_t *)(gpointer)job->r.ids->data;
       params.n_ids = job->r.ids->len;
     }
-  job->choices[i] = srv_choice_start (job->server, &params, named, news_cb, job, &job->failure);
+  job->choices[i] = srv_choice_start (job->server, &params, named, i == 0 && job->r.use_cache,
+                                      news_cb, job, &job->failure);
   return job->choices[i] != NULL;
 }
 
@@ -588,7 +589,7 @@ find_session (Job *job)
         }
       return session->id;
     }
-  id = qe_engine_open_session_with (self->engine, &options, &cause);
+  id = srv_session_open (self, &options, &cause);
   if (id == 0)
     srv_error_from_engine (&job->failure, cause);
   return id;
@@ -718,6 +719,13 @@ route (QuireServer *self, SoupServerMessage *msg, SrvEndpoint endpoint)
   job->created = g_get_real_time () / G_USEC_PER_SEC;
   job->progress_before = -1;
   qe_engine_status_clear (&status);
+  if (!job->r.sampling.has_seed)
+    {
+      /* Of 53 bits, so that every client can read it from the answer and send it again. */
+      job->r.sampling.seed
+          = ((guint64)g_random_int () << 21 | g_random_int () >> 11) & ((1ull << 53) - 1);
+      job->r.sampling.has_seed = true;
+    }
   for (guint i = 0; i < job->r.n; i++)
     job->outs[i].text = g_string_new (NULL);
   job->is_forked = job->r.n == 1;

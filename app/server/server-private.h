@@ -17,8 +17,9 @@ G_BEGIN_DECLS
 /* Past these, text of a request is refused before it costs anything. */
 #define SRV_HEADER_BYTES_MAX (32u << 10)
 #define SRV_REQUESTS_MAX 128u /* the greatest n_requests_max */
+#define SRV_KEPT_MAX                                                                               \
+  24u /* sessions of requests without a name that stay open, for their pages to be found */
 #define SRV_KEEPALIVE_SECONDS 15u
-#define SRV_IDLE_SECONDS 60u
 
 typedef struct _SrvExchange SrvExchange;
 typedef struct _SrvSession SrvSession;
@@ -74,7 +75,6 @@ struct _QuireServer
   SoupServer *soup;        /* NULL: does not listen */
   GPtrArray *listeners;    /* GSocket */
   GPtrArray *sources;      /* GSource: of the listeners */
-  GSocket *never;          /* see server-connection.c */
   GHashTable *connections; /* SrvConnection, as a set */
   GHashTable *exchanges;   /* SrvExchange, as a set */
   guint reaper;
@@ -82,6 +82,7 @@ struct _QuireServer
   gint64 created; /* Unix seconds, of the start */
 
   GHashTable *sessions; /* name -> SrvSession, owned */
+  GQueue kept;          /* qe_session_id, boxed: without a name and idle, oldest first */
   GPtrArray *watchers;  /* of /v1/cache/events */
   guint watch_timer;
   guint64 watch_serial;
@@ -94,6 +95,11 @@ SrvSession *srv_session_find (QuireServer *self, const char *name);
 SrvSession *srv_session_add (QuireServer *self, const char *name, const qe_cache_config *cache,
                              qe_session_id id, SrvError *error);
 void srv_session_remove (QuireServer *self, SrvSession *session);
+/* As qe_engine_open_session_with(); when there are too many, one that is only kept goes. */
+qe_session_id srv_session_open (QuireServer *self, const qe_session_options *options,
+                                GError **error);
+/* @id has no name and is idle: its pages stay to be found by others until SRV_KEPT_MAX later ones are kept. */
+void srv_session_keep (QuireServer *self, qe_session_id id);
 /* Makes room for one more; FALSE with @error when all are in use or pinned. */
 gboolean srv_session_make_room (QuireServer *self, SrvError *error);
 
@@ -124,6 +130,7 @@ void srv_exchange_write (SrvExchange *exchange, GString *piece); /* consumed; em
 void srv_exchange_end (SrvExchange *exchange); /* @exchange is not to be used any more */
 gboolean srv_exchange_is_drained (SrvExchange *exchange);
 
+const char *srv_status_phrase (guint status);
 /* Answers at once, from within a handler. @body: consumed. */
 void srv_answer (SoupServerMessage *msg, guint status, const char *type, GString *body);
 void srv_refuse (SoupServerMessage *msg, SrvError *error); /* clears @error */

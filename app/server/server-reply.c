@@ -18,6 +18,7 @@ struct _SrvChoice
   qe_request *request; /* owned */
   qe_session_id session;
   char *named; /* owned; NULL: the session is ours */
+  gboolean keep;
   guint cell;
   gboolean held;
   SrvNewsFunc news; /* NULL: abandoned */
@@ -62,7 +63,9 @@ choice_free (SrvChoice *c)
       session->n_running--;
       session->last_used = g_get_monotonic_time ();
     }
-  if (c->named == NULL && same)
+  if (c->named == NULL && same && c->keep)
+    srv_session_keep (self, c->session);
+  else if (c->named == NULL && same)
     qe_engine_close_session (self->engine, c->session);
   cells[c->cell].choice = NULL;
   n_cells_used--;
@@ -145,7 +148,7 @@ make_wake_source (void)
 }
 
 SrvChoice *
-srv_choice_start (QuireServer *self, qe_generate_params *params, const char *named,
+srv_choice_start (QuireServer *self, qe_generate_params *params, const char *named, gboolean keep,
                   SrvNewsFunc news, gpointer user, SrvError *error)
 {
   g_autoptr (GError) cause = NULL;
@@ -172,6 +175,7 @@ srv_choice_start (QuireServer *self, qe_generate_params *params, const char *nam
   c->engine_serial = self->engine_serial;
   c->session = params->session;
   c->named = g_strdup (named);
+  c->keep = keep;
   c->cell = cell;
   c->news = news;
   c->user = user;
