@@ -20,6 +20,7 @@ int cli_tokenize (int argc, char **argv);
 int cli_logits (int argc, char **argv);
 int cli_bench (int argc, char **argv);
 int cli_info (int argc, char **argv);
+int cli_serve (int argc, char **argv); /* in builds with the server */
 
 /* "quire-cli: MESSAGE" on stderr. Returns @status. */
 int cli_fail (int status, const char *format, ...) G_GNUC_PRINTF (2, 3);

@@ -12,6 +12,9 @@ static const struct
 } commands[] = {
   { "generate", cli_generate, "answer one prompt or conversation" },
   { "chat", cli_chat, "chat in the terminal; the session keeps its KV cache" },
+#ifdef QUIRE_HAVE_SERVER
+  { "serve", cli_serve, "OpenAI's API and a page to chat in, on this machine" },
+#endif
   { "tokenize", cli_tokenize, "text to token ids and back" },
   { "logits", cli_logits, "the likeliest next tokens after exact ids" },
   { "bench", cli_bench, "measure first token, speed and memory" },

@@ -1,0 +1,55 @@
+// The `openai` package against the server: chat, stream, abort, choices, errors, models. Usage: openai.mjs URI
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+
+const uri = process.argv[2];
+const client = new OpenAI({ baseURL: uri + "v1", apiKey: "unused", maxRetries: 0 });
+const messages = [{ role: "user", content: "My name is Oda and I live in Bergen." }];
+
+const models = [];
+for await (const m of client.models.list()) models.push(m.id);
+assert.equal(models.length, 1);
+const model = models[0];
+assert.equal((await client.models.retrieve(model)).owned_by, "local");
+
+const answer = await client.chat.completions.create({ model, messages, temperature: 0 });
+assert.match(answer.choices[0].message.content, /Oda/);
+assert.equal(answer.choices[0].finish_reason, "stop");
+assert.ok(answer.usage.prompt_tokens > 0 && answer.usage.prompt_tokens_details.cached_tokens >= 0);
+
+let text = "", usage = null;
+for await (const chunk of await client.chat.completions.create({ model, messages, temperature: 0, stream: true, stream_options: { include_usage: true } })) {
+  text += chunk.choices[0]?.delta?.content ?? "";
+  usage = chunk.usage ?? usage;
+}
+assert.equal(text, answer.choices[0].message.content);
+assert.equal(usage.completion_tokens, answer.usage.completion_tokens);
+
+// The package's own accumulator.
+const runner = client.chat.completions.stream({ model, messages, temperature: 0, n: 2 });
+const final = await runner.finalChatCompletion();
+assert.equal(final.choices.length, 2);
+assert.equal(final.choices[1].message.content, text);
+
+// An abort in the middle of a stream stops the work.
+const endless = await client.chat.completions.create({ model, messages: [{ role: "user", content: "Tell me a story." }], temperature: 1.9, seed: 5, top_p: 1, stream: true, n: 4 });
+let n = 0;
+for await (const _ of endless) if (++n === 5) break;
+endless.controller.abort();
+const metrics = async () => await (await fetch(uri + "metrics")).text();
+for (let i = 0; ; i++) {
+  const got = await metrics();
+  if (/quire_requests_running 0/.test(got) && /quire_requests_queued 0/.test(got)) break;
+  assert.ok(i < 500, "the work goes on");
+  await new Promise((done) => setTimeout(done, 20));
+}
+
+const raw = await client.completions.create({ model, prompt: "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", temperature: 0, max_tokens: 20 });
+assert.ok(raw.choices[0].text.length > 0);
+
+await assert.rejects(client.chat.completions.create({ model: "gpt-9", messages }), (e) => e instanceof OpenAI.NotFoundError && e.code === "model_not_found");
+await assert.rejects(client.chat.completions.create({ model, messages, temperature: 7 }), (e) => e instanceof OpenAI.BadRequestError && e.param === "temperature");
+await assert.rejects(client.chat.completions.create({ model, messages: [{ role: "user", content: "word ".repeat(9000) }], stream: true }),
+  (e) => e instanceof OpenAI.BadRequestError && e.code === "context_length_exceeded");
+await assert.rejects(client.embeddings.create({ model, input: "x" }), (e) => e instanceof OpenAI.NotFoundError);
+console.log("done");
