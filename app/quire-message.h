@@ -5,6 +5,7 @@
 
 G_BEGIN_DECLS
 
+/* The values are stored in the history. */
 typedef enum
 {
   QUIRE_REPLY_WAITING, /* sent; the engine has not spoken yet */
@@ -16,6 +17,8 @@ typedef enum
   QUIRE_REPLY_CONTEXT, /* cut where the context was full */
   QUIRE_REPLY_STOPPED,
   QUIRE_REPLY_FAILED,
+  QUIRE_REPLY_INTERRUPTED, /* Quire ended while it ran */
+  QUIRE_N_REPLY_STATES,
 } QuireReplyState;
 
 #define QUIRE_TYPE_MESSAGE (quire_message_get_type ())
