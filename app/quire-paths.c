@@ -1,4 +1,4 @@
-/* quire-paths.c: where installed files lie. */
+/* quire-paths.c: where files lie. */
 #include "app/quire-paths.h"
 
 char *
@@ -19,4 +19,10 @@ quire_dup_default_model_dir (void)
 
   g_autofree char *data_dir = quire_dup_data_dir ();
   return g_build_filename (data_dir, "demo-model", NULL);
+}
+
+char *
+quire_dup_history_path (void)
+{
+  return g_build_filename (g_get_user_data_dir (), "quire", "history.db", NULL);
 }

@@ -1,4 +1,4 @@
-/* quire-paths.h: where installed files lie. No GTK. Any thread. */
+/* quire-paths.h: where files lie. No GTK. Any thread. */
 #pragma once
 #include <glib.h>
 
@@ -8,5 +8,7 @@ G_BEGIN_DECLS
 char *quire_dup_data_dir (void);
 /* The model to use when none is named: $QUIRE_MODEL, else the shipped one. Returns: owned. */
 char *quire_dup_default_model_dir (void);
+/* The database of conversations: $XDG_DATA_HOME/quire/history.db. Returns: owned. */
+char *quire_dup_history_path (void);
 
 G_END_DECLS
