@@ -5,6 +5,7 @@
 
 G_BEGIN_DECLS
 
+/* The values are stored in the history. */
 typedef enum
 {
   QUIRE_REPLY_WAITING, /* sent; the engine has not spoken yet */
@@ -16,6 +17,8 @@ typedef enum
   QUIRE_REPLY_CONTEXT, /* cut where the context was full */
   QUIRE_REPLY_STOPPED,
   QUIRE_REPLY_FAILED,
+  QUIRE_REPLY_INTERRUPTED, /* Quire ended while it ran */
+  QUIRE_N_REPLY_STATES,
 } QuireReplyState;
 
 #define QUIRE_TYPE_MESSAGE (quire_message_get_type ())
@@ -43,6 +46,25 @@ typedef struct
 } QuireReply;
 const QuireReply *quire_message_get_reply (QuireMessage *self);
 
+/* Its place in the conversation's tree. @parent: 0 for the first message. @created: microseconds of the epoch. */
+guint quire_message_get_seq (QuireMessage *self);
+guint quire_message_get_parent (QuireMessage *self);
+gint64 quire_message_get_created (QuireMessage *self);
+void quire_message_set_place (QuireMessage *self, guint seq, guint parent);
+/* Which of how many versions with the same message before it, from 1. Setting emits changed when it differs. */
+guint quire_message_get_version (QuireMessage *self, guint *n_versions);
+void quire_message_set_version (QuireMessage *self, guint version, guint n_versions);
+/* A reply that has text but was not ended by the model. */
+gboolean quire_message_can_continue (QuireMessage *self);
+
+/* From the history: a message that does not run. @receipt: what quire_message_dup_receipt() gave, or NULL. */
+QuireMessage *quire_message_new_stored (qe_role role, QuireReplyState state, const char *text,
+                                        gsize n_bytes, gint64 created, const char *receipt);
+/* The figures of a reply that ended, as JSON. NULL: there are none. Returns: owned. */
+char *quire_message_dup_receipt (QuireMessage *self);
+
+/* For the conversation: ends a reply that was running, as @state. */
+void quire_message_end (QuireMessage *self, QuireReplyState state);
 /* For the conversation: takes over what @update says and emits changed. */
 void quire_message_apply (QuireMessage *self, const qe_update *update);
 void quire_message_fail (QuireMessage *self, const GError *error);

@@ -1,4 +1,4 @@
-/* quire-paths.c: where installed files lie. */
+/* quire-paths.c: where files lie. */
 #include "app/quire-paths.h"
 
 char *
@@ -28,4 +28,10 @@ quire_host_paths_file (void)
       = g_build_filename (g_get_user_cache_dir (), "quire", "host-paths.ini", NULL);
 
   return g_intern_string (path);
+}
+
+char *
+quire_dup_history_path (void)
+{
+  return g_build_filename (g_get_user_data_dir (), "quire", "history.db", NULL);
 }

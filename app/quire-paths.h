@@ -1,4 +1,4 @@
-/* quire-paths.h: where installed files lie. No GTK. Any thread. */
+/* quire-paths.h: where files lie. No GTK. Any thread. */
 #pragma once
 #include <glib.h>
 
@@ -10,5 +10,7 @@ char *quire_dup_data_dir (void);
 char *quire_dup_default_model_dir (void);
 /* Where measured ways to host memory are kept, for every program of Quire: of the user's cache. Static. */
 const char *quire_host_paths_file (void);
+/* The database of conversations: $XDG_DATA_HOME/quire/history.db. Returns: owned. */
+char *quire_dup_history_path (void);
 
 G_END_DECLS

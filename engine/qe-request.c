@@ -37,6 +37,12 @@ static bool check_params(const qe_generate_params *params, GError **error)
         g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "A request has messages or ids, not both");
         return false;
     }
+    if (params->continue_reply && (!params->whole_history || params->n_messages < 2 ||
+                                      params->messages[params->n_messages - 1].role != QE_ROLE_ASSISTANT)) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID,
+            "A reply is continued at the end of a whole history, after another message");
+        return false;
+    }
     if (!params->ids && params->n_messages == 0) {
         g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "A request needs at least one message");
         return false;
@@ -124,6 +130,7 @@ qe_request *qe_request_new(
     self->session_id = params->session;
     self->keep_messages = params->keep_messages;
     self->whole_history = params->whole_history;
+    self->continue_reply = params->continue_reply;
     self->thinking = params->thinking;
     self->max_tokens = params->max_tokens;
     self->stop = g_strdupv((char **)params->stop);

@@ -33,7 +33,8 @@ struct qe_request {
     uint32_t keep_messages, n_messages;
     qe_request_message *messages;
     bool whole_history;
-    uint32_t *ids; /* [n_ids]; NULL unless the prompt is exact ids */
+    bool continue_reply; /* the last message is a reply that goes on */
+    uint32_t *ids;       /* [n_ids]; NULL unless the prompt is exact ids */
     uint32_t n_ids;
     qe_thinking thinking;
     qk_sampling sampling;

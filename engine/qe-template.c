@@ -393,6 +393,17 @@ bool qe_template_append_generation(
     return finish(&b, before);
 }
 
+bool qe_template_append_reply(
+    const qe_template *self, const char *text, gsize n_bytes, GArray *ids, GError **error)
+{
+    builder b = begin(self, ids, error);
+    guint before = ids->len;
+
+    put_assistant_text(&b, text, n_bytes);
+    flush_text(&b);
+    return finish(&b, before);
+}
+
 bool qe_template_append_close(const qe_template *self, bool ended, GArray *ids, GError **error)
 {
     builder b = begin(self, ids, error);

@@ -210,8 +210,14 @@ static bool edit_history(
         const qe_request_message *m = &request->messages[i];
         messages[i] = (qe_template_message){(qe_template_role)m->role, m->text, m->n_bytes};
     }
-    if (!qe_template_render(core->tmpl, messages, request->n_messages,
-            (qe_template_thinking)request->thinking, true, e->ids, error))
+    /* A reply to go on with is the open end of the prompt, not a message of it. */
+    uint32_t n_given = request->n_messages - (request->continue_reply ? 1 : 0);
+    if (!qe_template_render(
+            core->tmpl, messages, n_given, (qe_template_thinking)request->thinking, true, e->ids, error))
+        return false;
+    uint32_t n_before_reply = e->ids->len;
+    if (request->continue_reply && !qe_template_append_reply(core->tmpl, messages[n_given].text,
+                                       messages[n_given].n_bytes, e->ids, error))
         return false;
     uint32_t n = e->ids->len, i = 0;
     uint32_t start_id = n ? g_array_index(e->ids, uint32_t, 0) : 0;
@@ -219,13 +225,13 @@ static bool edit_history(
         uint32_t end = at + 1;
         while (end < n && g_array_index(e->ids, uint32_t, end) != start_id)
             end++;
-        bool reply = i >= request->n_messages;
+        bool reply = i >= n_given;
         qe_turn turn = {
             .role = reply ? QE_ROLE_ASSISTANT : request->messages[i].role,
             .state = reply ? QE_TURN_OPEN : QE_TURN_GIVEN,
             .begin = at,
             .end = end,
-            .text_begin = reply ? end : MIN(at + qe_template_n_reply_prefix(core->tmpl), end),
+            .text_begin = reply ? n_before_reply : MIN(at + qe_template_n_reply_prefix(core->tmpl), end),
             .text_hash = reply ? 0 : hash_message(&request->messages[i]),
         };
         g_array_append_val(e->turns, turn);

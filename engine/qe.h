@@ -333,6 +333,9 @@ typedef struct {
     const qe_message *messages;
     uint32_t n_messages;
     bool whole_history;
+    /* With @whole_history: the last of @messages is a reply that was cut; what is generated goes on from its text, and is
+     * all that comes as the request's text. */
+    bool continue_reply;
     const uint32_t *ids;
     uint32_t n_ids;
     qe_thinking thinking;

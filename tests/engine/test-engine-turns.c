@@ -384,6 +384,63 @@ static void test_context(void)
     qe_engine_free(engine);
 }
 
+/* A reply that was cut goes on where it ended: in its own session, from what is cached, and in a new one, from its text.
+ * The two parts are the reply that was not cut, and the next turn goes on from the whole. */
+static void test_continue(void)
+{
+    const char *const questions[] = {"Tell me a story.", "What is 27 plus 15? /think"};
+    qe_engine *engine = et_engine_new(NULL);
+
+    for (guint i = 0; i < 2; i++) {
+        qe_thinking thinking = i == 0 ? QE_THINKING_OFF : QE_THINKING_DEFAULT;
+        qe_session_id session = et_open(engine);
+        qe_message messages[] = {{QE_ROLE_USER, questions[i], -1}, {QE_ROLE_ASSISTANT, NULL, -1},
+            {QE_ROLE_USER, "Thank you.", -1}};
+        g_auto(et_result) whole = {0}, begun = {0}, next = {0}, fresh = {0};
+        qe_generate_params params;
+
+        ask(engine, et_open(engine), questions[i], QE_KEEP_ALL, thinking, 60, &whole);
+        ask(engine, session, questions[i], QE_KEEP_ALL, thinking, 12, &begun);
+        messages[1].text = begun.text->str;
+        for (guint again = 0; again < 2; again++) {
+            g_auto(et_result) rest = {0};
+            g_autofree char *text = NULL;
+
+            qe_generate_params_init(&params, NULL);
+            params.session = again ? et_open(engine) : session;
+            params.messages = messages;
+            params.n_messages = 2;
+            params.whole_history = true;
+            params.continue_reply = true;
+            params.thinking = thinking;
+            params.max_tokens = 48;
+            et_generate(engine, &params, &rest);
+            g_assert_no_error(rest.error);
+            text = g_strconcat(begun.text->str, rest.text->str, NULL);
+            g_assert_cmpstr(text, ==, whole.text->str);
+            g_assert_cmpuint(rest.receipt.n_prompt, ==, begun.receipt.n_prompt + 12);
+            if (!again)
+                g_assert_cmpuint(rest.receipt.n_reused, ==, begun.receipt.n_prompt + 11);
+        }
+        messages[1].text = whole.text->str;
+        if (whole.finish == QE_FINISH_STOP) {
+            ask(engine, session, "Thank you.", QE_KEEP_ALL, thinking, 24, &next);
+            ask_whole(engine, messages, 3, thinking, &fresh);
+            et_assert_same(&next, &fresh);
+        }
+    }
+    {
+        qe_message message;
+        qe_generate_params params = et_user(et_open(engine), "Hello.", &message);
+        g_autoptr(GError) error = NULL;
+
+        params.whole_history = params.continue_reply = true;
+        g_assert_null(qe_engine_generate(engine, &params, &error));
+        g_assert_error(error, QE_ERROR, QE_ERROR_INVALID);
+    }
+    qe_engine_free(engine);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -391,6 +448,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/turns/stripped/empty", test_stripped_empty);
     g_test_add_func("/engine/turns/stripped/reasoning", test_stripped_reasoning);
     g_test_add_func("/engine/turns/stripped/cancelled", test_cancelled_in_think);
+    g_test_add_func("/engine/turns/continue", test_continue);
     g_test_add_func("/engine/turns/edits", test_edits);
     g_test_add_func("/engine/turns/fork", test_fork);
     g_test_add_func("/engine/turns/context", test_context);
