@@ -430,7 +430,7 @@ static Tally run_scene(const qkc_launch *paths, int n_paths, uint32_t vocab, uin
         const uint32_t n = random.below(3) == 0 ? 0 : random.below(vocab / 2 + 2);
         for (uint32_t i = 0; i < n; i++)
             d.history.host[(size_t)slot * vocab + random.below(vocab)] =
-                (qk_seen)(random.below(2) ? QK_SEEN : QK_SEEN | (1 + random.below(40)));
+                (qk_seen)(QK_SEEN | (random.below(2) ? 0u : 1 + random.below(40)));
     }
     d.logits.up(), d.history.up();
     Tally all;
