@@ -113,8 +113,11 @@ uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t)
         n_pages += qe_kv_slots_n_max(qe_kv_pool_host_slots(pool_of(t)));
     if (policy->select
             .n_recent) { /* the bounds of 16 pages take the device slot of one, of three quarters at most */
+        const qe_session_select *s = &policy->select;
+        uint64_t n_all = (uint64_t)s->n_sink + s->n_recent + s->n_chosen; /* needs no bounds */
         uint64_t n_bounds_max = qe_kv_pool_n_max(pool_of(t)) * 3ull / 4;
-        n_pages = MIN(n_pages * QK_PAGE_TOKENS / (QK_PAGE_TOKENS + 1), n_bounds_max * QK_PAGE_TOKENS);
+        uint64_t n_with = MIN(n_pages * QK_PAGE_TOKENS / (QK_PAGE_TOKENS + 1), n_bounds_max * QK_PAGE_TOKENS);
+        n_pages = MAX(n_with, MIN(n_pages, n_all));
     }
     if (t->cache.max_cache_size)
         n_pages = MIN(n_pages, t->cache.max_cache_size);

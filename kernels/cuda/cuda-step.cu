@@ -23,7 +23,8 @@
  * decode attention's parts (65) and the logits (53); cublasLt's workspace 32; rows of few and of outputs 7; history 19;
  * RoPE tables 1; the sampler's less than 1: 158 in all. A ring for host pages adds its bytes and 34 of states of tiles
  * between two of its parts. Host memory: 16 pinned a step, for 27 rows of raw logits, and 53
- * of address space that takes memory when raw logits are asked for.
+ * of address space that takes memory when raw logits are asked for. Selective attention adds 8 bytes for each entry of
+ * the page table to both, and lists of pages: 1 MiB for 16,384 pages.
  *
  * Engine thread, but for cancel. */
 #include <errno.h>
