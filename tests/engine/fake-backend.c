@@ -33,6 +33,7 @@ typedef struct {
 
 struct fake_backend {
     qk_backend base;
+    qk_context_head context;
     uint32_t n_buffers, n_copies, n_fills;
     uint32_t faults[FAKE_N_FAULTS];
     bool is_lost, is_late;
@@ -291,6 +292,34 @@ void fake_backend_call(fake_backend *fake, qk_stream stream, fake_call run, void
         enqueue(fake, stream, (op){.kind = OP_CALL, .run = run, .user = user});
 }
 
+static void make_bounds(void *user, bool done)
+{
+    qk_bounds *b = user;
+    if (done)
+        memcpy((void *)(uintptr_t)b->bounds, (const void *)(uintptr_t)(b->page & ~(uint64_t)QK_PAGE_HOST),
+            FAKE_BOUNDS_BYTES);
+    g_free(b);
+}
+
+static qk_status fake_bounds_submit(
+    qk_context *context, uint32_t kv_class, const qk_bounds *bounds, uint32_t n)
+{
+    fake_backend *fake = (fake_backend *)((qk_context_head *)context)->backend;
+    if (fake->is_lost)
+        return fake_fail(fake, QK_DEVICE_LOST, "device lost");
+    if (is_due(fake, FAKE_COPY))
+        return fake_fail(fake, QK_NO_MEMORY, "making bounds fails on request");
+    for (uint32_t i = 0; i < n; i++)
+        fake_backend_call(fake, QK_STREAM_COMPUTE, make_bounds, g_memdup2(&bounds[i], sizeof bounds[i]));
+    return QK_OK;
+}
+
+qk_context *fake_backend_context(fake_backend *fake, const qk_kv_layout *layout)
+{
+    fake->context = (qk_context_head){.backend = &fake->base, .params = {.select_max = 1, .layout = *layout}};
+    return (qk_context *)&fake->context;
+}
+
 static const char *fake_error(const qk_backend *backend)
 {
     return ((const fake_backend *)backend)->error;
@@ -374,6 +403,7 @@ static const qk_backend_ops fake_ops = {
     .host_register = fake_host_register,
     .host_unregister = fake_host_unregister,
     .buffer_wrap = fake_buffer_wrap,
+    .bounds_submit = fake_bounds_submit,
     .copy_submit = fake_copy_submit,
     .fill_submit = fake_fill_submit,
     .event_new = fake_event_new,

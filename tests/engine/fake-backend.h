@@ -15,6 +15,10 @@ fake_backend *fake_backend_new(void);
 void fake_backend_free(fake_backend *fake); /* asserts that every buffer is freed and nothing is registered */
 qk_backend *fake_backend_of(fake_backend *fake);
 
+/* For bounds of pages (FAKE_BOUNDS_BYTES each): those of a page are its first bytes as they are. Borrowed. */
+#define FAKE_BOUNDS_BYTES 64u
+qk_context *fake_backend_context(fake_backend *fake, const qk_kv_layout *layout);
+
 void fake_backend_fail_alloc(fake_backend *fake, uint32_t nth); /* from now, 1 is the next; 0 none */
 void fake_backend_lose(fake_backend *fake); /* from now on everything but freeing gives QK_DEVICE_LOST */
 

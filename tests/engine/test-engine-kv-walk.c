@@ -5,7 +5,8 @@
  *
  * The model keeps each session's ids. What a token leaves in its page (a *stamp*) depends on all ids up to it and on the
  * page class, as with a real model; so a page that is found by name and is another's, or comes up in another class, is
- * seen like one that was written over. A step is played by work on COMPUTE: when its turn comes it reads all that its
+ * seen like one that was written over. So does the way in which a session selects pages, with which it has names of its
+ * own; what such a session chooses pages by is their content, made on COMPUTE and looked at by its steps. A step is played by work on COMPUTE: when its turn comes it reads all that its
  * session has cached from where the plan said, on the device or in host memory in place, and writes its own stamps. After
  * each operation the pool's and the sessions' checkers run, and the counters that the engine goes by are counted again.
  *
@@ -29,6 +30,7 @@
 typedef struct {
     qe_session *real; /* NULL: closed */
     uint32_t cls, text;
+    qe_session_select select; /* its policy's */
     uint32_t ids[IDS_MAX], stamps[IDS_MAX];
     uint32_t n_ids, n_cached;
     uint32_t n_step;   /* tokens of the step in flight that count */
@@ -53,7 +55,8 @@ typedef struct {
     pending imports[PENDING], pins[PENDING];
     uint64_t random, next_id;
     bool armed; /* some failure may come */
-    uint64_t n_done, n_steps, n_reads_host, n_failed, n_adopted, n_lost, n_cancelled, n_imports, n_offs;
+    uint64_t n_done, n_steps, n_reads_host, n_failed, n_adopted, n_lost, n_cancelled, n_imports, n_offs,
+        n_selected;
 } walk;
 
 static uint32_t below(walk *w, uint32_t n)
@@ -85,7 +88,8 @@ static uint32_t pages_of(uint32_t n_tokens)
 static void set_stamps(shadow *s, uint32_t from)
 {
     for (uint32_t i = from; i < s->n_ids; i++) {
-        uint32_t x = (i > 0 ? s->stamps[i - 1] : 0x9e3779b9u * (s->cls + 1)) ^ (s->ids[i] + 0x7f4a7c15u);
+        uint32_t kind = s->cls + 1 + 2 * (s->select.n_recent * 7 + s->select.n_chosen);
+        uint32_t x = (i > 0 ? s->stamps[i - 1] : 0x9e3779b9u * kind) ^ (s->ids[i] + 0x7f4a7c15u);
         x = (x ^ (x >> 16)) * 0x85ebca6bu;
         x = (x ^ (x >> 13)) * 0xc2b2ae35u;
         s->stamps[i] = (x ^ (x >> 16)) & 0x7fffffffu; /* neither NaN nor OVER_STAMP */
@@ -104,6 +108,7 @@ static void forget_step(walk *w, shadow *s)
 
 typedef struct {
     uint32_t *places[PAGES_MAX];
+    const uint32_t *bounds[PAGES_MAX]; /* NULL: not looked at */
     uint32_t stamps[IDS_MAX];
     uint32_t n_read, n_write, n_over, fresh_from, n_pages;
 } step;
@@ -118,6 +123,10 @@ static void run_step(void *user, bool done)
     step *p = user;
     for (uint32_t at = 0; done && at < p->n_read; at++)
         g_assert_cmphex(*word_of(p, at), ==, p->stamps[at]);
+    for (uint32_t i = 0; done && i < PAGES_MAX; i++) {
+        if (p->bounds[i])
+            g_assert_cmpmem(p->bounds[i], 64, p->stamps + i * QK_PAGE_TOKENS, 64);
+    }
     for (uint32_t at = p->fresh_from * QK_PAGE_TOKENS; done && at < p->n_pages * QK_PAGE_TOKENS; at++)
         g_assert_cmphex(*word_of(p, at), ==, FRESH_WORD);
     for (uint32_t i = 0; done && i < p->n_write + p->n_over; i++)
@@ -139,9 +148,46 @@ static uint32_t *place_of(walk *w, qe_kv_pool *pool, qe_page page)
     return (uint32_t *)(uintptr_t)host;
 }
 
+static void may_have_failed(walk *w, const GError *error)
+{
+    g_assert_true(g_error_matches(error, QE_ERROR, QE_ERROR_NO_MEMORY));
+    w->n_failed++;
+}
+
+/* What a step of one token looks at to choose pages, made where it is not. false: there is no room for it, or it failed. */
+static bool ready_bounds(walk *w, shadow *s)
+{
+    g_autoptr(GError) error = NULL;
+    qe_kv_pool *pool = w->pools[s->cls];
+    for (uint32_t i = 0; i < qe_session_n_pages(s->real); i++) {
+        qe_page page = qe_session_pages(s->real)[i];
+        if (qe_kv_page_state(pool, page) == QE_PAGE_SEALED && qe_kv_page_plan_address(pool, page) == 0)
+            return false; /* the engine would compute these again first */
+    }
+    if (qe_session_take_bounds(s->real, s->n_cached + 1, &error) &&
+        qe_session_make_bounds(
+            s->real, fake_backend_context(w->fake, &w->layouts[0]), s->n_cached + 1, &error))
+        return true;
+    may_have_failed(w, error);
+    return false;
+}
+
+static void look_at_bounds(walk *w, const shadow *s, step *p)
+{
+    const qe_session_select *select = &s->select;
+    uint32_t n_pages = pages_of(s->n_cached + 1);
+    for (uint32_t i = select->n_sink; i < n_pages - select->n_recent; i++) {
+        p->bounds[i] =
+            (const uint32_t *)(uintptr_t)qe_kv_page_bounds(w->pools[s->cls], qe_session_pages(s->real)[i]);
+        g_assert_nonnull(p->bounds[i]);
+        w->n_selected++;
+    }
+}
+
 /* Work on COMPUTE that reads all that @s has cached and writes the next @n_write + @n_over tokens, which are reserved.
  * Pages from entry @fresh_from on were never written. */
-static void submit_step(walk *w, shadow *s, uint32_t n_write, uint32_t n_over, uint32_t fresh_from)
+static void submit_step(
+    walk *w, shadow *s, uint32_t n_write, uint32_t n_over, uint32_t fresh_from, bool selects)
 {
     step *p = g_new0(step, 1);
     p->n_read = s->n_cached;
@@ -153,6 +199,8 @@ static void submit_step(walk *w, shadow *s, uint32_t n_write, uint32_t n_over, u
     for (uint32_t i = 0; i < p->n_pages; i++)
         p->places[i] = place_of(w, w->pools[s->cls], qe_session_pages(s->real)[i]);
     memcpy(p->stamps, s->stamps, sizeof p->stamps);
+    if (selects)
+        look_at_bounds(w, s, p);
     w->n_steps++;
     fake_backend_call(w->fake, QK_STREAM_COMPUTE, run_step, p);
 }
@@ -271,12 +319,6 @@ static void settle(walk *w)
 
 /* ---- Operations on a session ---- */
 
-static void may_have_failed(walk *w, const GError *error)
-{
-    g_assert_true(g_error_matches(error, QE_ERROR, QE_ERROR_NO_MEMORY));
-    w->n_failed++;
-}
-
 /* All or nothing; and it succeeds exactly when what it says to need is there. */
 static bool reserve(walk *w, shadow *s, uint32_t n_tokens)
 {
@@ -358,13 +400,23 @@ static void set_policy(walk *w, shadow *s)
         {.shared = true},
         {.contiguous = true},
         {0},
+        {.shared = true, .tiered = true, .select = {1, 2, 2}},
+        {.shared = true, .tiered = true, .select = {0, 2, 1}, .device_tokens_max = 64},
+        {.select = {1, 3, 0}},
     };
     /* A session with a step in flight keeps its policy, as in the engine. */
     if (s->running)
         return;
-    if (one_in(w, 3))
+    /* Only pages of class 0 have bounds. */
+    uint32_t n_policies = G_N_ELEMENTS(policies) - (s->cls == 0 ? 0 : 3);
+    const qe_session_policy *policy = &policies[one_in(w, 2) ? 0 : below(w, n_policies)];
+    bool other = memcmp(&policy->select, &s->select, sizeof s->select) != 0;
+    if (one_in(w, 3) || other)
         uncache_to(w, s, 0);
-    qe_session_set_policy(s->real, &policies[one_in(w, 2) ? 0 : below(w, G_N_ELEMENTS(policies))]);
+    s->select = policy->select;
+    if (other)
+        set_stamps(s, 0);
+    qe_session_set_policy(s->real, policy);
     qe_session_set_run(s->real, below(w, 200));
 }
 
@@ -466,9 +518,17 @@ static void begin_step(walk *w, shadow *s)
         if (!reserve(w, s, s->n_cached + n + n_over))
             return;
     }
+    bool selects = n > 0 && qe_session_leaves_out(s->real, s->n_cached + 1);
+    if (selects)
+        n = 1;
+    if (selects && !ready_bounds(w, s)) {
+        make_room(w, s);
+        if (!ready_bounds(w, s))
+            return;
+    }
     uint32_t fresh_from =
         contiguous && qe_session_n_pages(s->real) > n_before ? pages_of(s->n_cached) : n_before;
-    submit_step(w, s, n, n_over, fresh_from);
+    submit_step(w, s, n, n_over, fresh_from, selects);
     if (n > 0 && qk_event_new(fake_backend_of(w->fake), &s->running) == QK_OK) {
         g_assert_cmpint(qk_event_record(s->running, QK_STREAM_COMPUTE), ==, QK_OK);
         s->n_step = n;
@@ -522,13 +582,13 @@ static void begin_import(walk *w)
         return;
     qe_kv_pool *pool = w->pools[s->cls];
     uint32_t i = below(w, s->n_ids / QK_PAGE_TOKENS);
-    qe_page_key parent = *qe_kv_pool_seed(pool);
+    qe_page_key parent = qe_session_seed(s->real);
     for (uint32_t k = 0; k < i; k++)
         parent = qe_page_key_child(&parent, s->ids + k * QK_PAGE_TOKENS);
     void *bytes;
     qe_page page;
-    qe_import what = qe_kv_pool_import(
-        pool, i > 0 || one_in(w, 2) ? &parent : NULL, s->ids + i * QK_PAGE_TOKENS, &page, &bytes);
+    qe_import what = qe_kv_pool_import(pool, i > 0 || s->select.n_recent || one_in(w, 2) ? &parent : NULL,
+        s->ids + i * QK_PAGE_TOKENS, &page, &bytes);
     if (what == QE_IMPORT_FAILED)
         g_assert_true(w->armed);
     if (what == QE_IMPORT_WAIT)
@@ -748,6 +808,8 @@ static void walk_begin(walk *w, uint64_t seed, bool background)
             (uint32_t)(w->device.bytes_max / page_bytes), 1 + below(w, 8), true);
         qe_kv_pool_add_host(w->pools[c], (uint32_t)(w->host.bytes_max / page_bytes), 1 + below(w, 16),
             background, &w->device, &w->host);
+        if (c == 0)
+            qe_kv_pool_set_bounds(w->pools[c], FAKE_BOUNDS_BYTES);
         qe_page_key seed_key = {{(uint8_t)(c + 1)}};
         qe_kv_pool_set_seed(w->pools[c], &seed_key);
     }
@@ -805,7 +867,7 @@ static void walk_once(uint64_t seed, uint64_t n_steps, bool background)
         }
         shadow *reader = &w->s[below(w, N_SESSIONS)];
         if (reader->real && one_in(w, 2))
-            submit_step(w, reader, 0, 0, PAGES_MAX);
+            submit_step(w, reader, 0, 0, PAGES_MAX, false);
         for (uint32_t n = below(w, 6); n > 0; n--)
             fake_backend_advance(w->fake, (qk_stream)below(w, QK_N_STREAMS));
         check_all(w);
@@ -826,6 +888,7 @@ static void walk_once(uint64_t seed, uint64_t n_steps, bool background)
         g_assert_cmpuint(w->n_failed, >, n_steps / 1000);
         g_assert_cmpuint(w->n_cancelled, >, n_steps / 1000);
         g_assert_cmpuint(w->n_lost, >, 0);
+        g_assert_cmpuint(w->n_selected, >, n_steps / 1000);
     }
     walk_end(w);
 }
