@@ -121,10 +121,12 @@ add_receipt (GString *out, const qe_receipt *r)
       out,
       "},\"cache\":{\"mode\":\"%s\",\"prompt\":%u,\"new\":%u,\"reused\":%u,\"shared\":%u,"
       "\"restored_host\":%u,\"restored_disk\":%u,\"on_host\":%u,\"recomputed\":%u,"
-      "\"first_mismatch\":%" G_GINT64_FORMAT ",\"mismatch\":\"%s\"},\"seed\":%" G_GUINT64_FORMAT,
+      "\"first_mismatch\":%" G_GINT64_FORMAT ",\"mismatch\":\"%s\",\"skipped_share\":",
       qe_cache_mode_name (r->mode), r->n_prompt, r->n_new, r->n_reused, r->n_shared,
       r->n_restored_host, r->n_restored_disk, r->n_on_host, r->n_recomputed, r->first_mismatch,
-      qe_mismatch_name (r->mismatch), r->seed);
+      qe_mismatch_name (r->mismatch));
+  srv_json_add_number (out, (double)(gint64)(r->skipped_share * 10000 + 0.5) / 10000);
+  g_string_append_printf (out, "},\"seed\":%" G_GUINT64_FORMAT, r->seed);
 }
 
 /* Bytes at the end of an open thought that may be the beginning of its closing tag. */

@@ -156,7 +156,8 @@ take (Body *body, guint takes, const char *name, const SrvJson *value, SrvError 
   if (takes & TAKES_MODE && strcmp (name, "cache_mode") == 0)
     {
       if (value->type != SRV_JSON_STRING || !qe_cache_mode_parse (value->text, &body->mode, NULL))
-        return bad ("cache_mode", "auto, rebuild, paged, session, tiered or tiered-int8", error);
+        return bad ("cache_mode", "auto, rebuild, paged, session, tiered, tiered-int8 or selective",
+                    error);
       body->has_mode = TRUE;
       return TRUE;
     }

@@ -4,7 +4,7 @@ import { MarkdownView } from "/web/markdown.js";
 import { draw } from "/web/cache.js";
 
 const $ = (id) => document.getElementById(id);
-const MODES = [["auto", "Automatic"], ["rebuild", "Rebuild"], ["paged", "Paged"], ["session", "Session"], ["tiered", "Tiered"], ["tiered-int8", "Tiered, 8 bits"]];
+const MODES = [["auto", "Automatic"], ["rebuild", "Rebuild"], ["paged", "Paged"], ["session", "Session"], ["tiered", "Tiered"], ["tiered-int8", "Tiered, 8 bits"], ["selective", "Selective, approximate"]];
 const SUGGESTIONS = ["What is a KV cache?", "Tell me a story.", "What is 27 plus 15?"];
 
 // ---- The server ----

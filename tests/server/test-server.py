@@ -222,8 +222,9 @@ def sessions_keep_forget_fork_and_pin():
 def modes_of_the_cache_say_the_same():
     messages = [{"role": "user", "content": "What is 27 plus 15?"}]
     texts = set()
-    for mode in ("auto", "rebuild", "paged", "session", "tiered"):
+    for mode in ("auto", "rebuild", "paged", "session", "tiered", "selective"):
         a = server.chat(messages=messages, cache_mode=mode)
+        assert a["cache"]["skipped_share"] == 0, a["cache"]  # selective: far below the length up to which it is exact
         texts.add(a["choices"][0]["message"]["content"])
         # On the CPU memory is host memory: without an extra tier, tiered is a session.
         assert a["cache"]["mode"] in ({"auto": ("session", "tiered"), "tiered": ("session", "tiered")}.get(mode) or (mode,)), a["cache"]
