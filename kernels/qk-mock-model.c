@@ -638,6 +638,34 @@ static void copy_results(mock_step *step)
     }
 }
 
+static bool is_filled(const unsigned char *page, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i++)
+        if (page[i] != 0xff)
+            return false;
+    return true;
+}
+
+/* Whether the pages that this step is the first to write were filled when they were handed out. */
+static bool finds_fresh_pages(mock_step *step)
+{
+    const qk_plan *plan = qk_step_plan(step->inner);
+    for (uint32_t s = 0; s < plan->n_seqs; s++) {
+        const qk_seq *seq = &plan->seqs[s];
+        uint32_t first = (seq->start + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
+        for (uint32_t p = first; p < seq->n_pages; p++) {
+            const void *page =
+                (const void *)(uintptr_t)(plan->pages[seq->page_begin + p] & ~(uint64_t)QK_PAGE_HOST);
+            if (is_filled(page, page_bytes(step, plan)))
+                continue;
+            snprintf(step->error, sizeof(step->error),
+                "plan: page %u of sequence %u, to be written from its first token on, was not filled", p, s);
+            return false;
+        }
+    }
+    return true;
+}
+
 void qk_mock_step_run(qk_mock *mock, mock_step *step)
 {
     qk_status status = QK_OK;
@@ -646,6 +674,8 @@ void qk_mock_step_run(qk_mock *mock, mock_step *step)
         status = QK_INVALID;
     } else if (step->cancel && (qk_mock_random(mock) & 1)) {
         status = QK_CANCELLED;
+    } else if (mock->want_fresh && !finds_fresh_pages(step)) {
+        status = QK_INVALID;
     }
     if (status != QK_OK) {
         step->status = status;

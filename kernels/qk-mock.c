@@ -471,6 +471,11 @@ static qk_status mock_copy_submit(qk_backend *backend, qk_stream stream, const q
 {
     qk_mock *mock = (qk_mock *)backend;
     qk_status status = qk_mock_check_lost(mock);
+    pthread_mutex_lock(&mock->lock);
+    bool refused = n > 0 && mock->refuse_copy > 0 && --mock->refuse_copy == 0;
+    pthread_mutex_unlock(&mock->lock);
+    if (status == QK_OK && refused)
+        return qk_mock_fail(mock, QK_NO_MEMORY, "mock: %u copies are refused on request", n);
     for (uint32_t i = 0; i < n && status == QK_OK; i++) {
         mock_op *op = calloc(1, sizeof(*op));
         if (op == NULL)
@@ -722,6 +727,8 @@ qk_status qk_mock_open(const qk_mock_options *options, qk_backend **out, char *e
     mock->fail_alloc = options->fail_alloc;
     mock->lose_at = options->lose_at;
     mock->refuse_register = options->refuse_register;
+    mock->refuse_copy = options->refuse_copy;
+    mock->want_fresh = options->want_fresh;
     pthread_mutex_init(&mock->lock, NULL);
     pthread_mutex_init(&mock->inner_lock, NULL);
     pthread_cond_init(&mock->work, NULL);
@@ -749,6 +756,14 @@ void qk_mock_lose_at(qk_backend *backend, uint32_t nth)
     qk_mock *mock = (qk_mock *)backend;
     pthread_mutex_lock(&mock->lock);
     mock->lose_at = nth;
+    pthread_mutex_unlock(&mock->lock);
+}
+
+void qk_mock_refuse_copy(qk_backend *backend, uint32_t nth)
+{
+    qk_mock *mock = (qk_mock *)backend;
+    pthread_mutex_lock(&mock->lock);
+    mock->refuse_copy = nth;
     pthread_mutex_unlock(&mock->lock);
 }
 

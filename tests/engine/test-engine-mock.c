@@ -49,7 +49,23 @@ static void test_same_bits(void)
         const qe_snapshot *s = qe_engine_dup_snapshot(engine);
         g_assert_true(s->tiers[QE_TIER_GPU].present);
         g_assert_true(s->tiers[QE_TIER_HOST].present); /* a card has a host tier by default */
+        g_assert_cmpuint(s->device.weights, >, 0);
+        g_assert_cmpuint(s->device.workspace, >, 0);
         qe_snapshot_unref(s);
+        /* Without a model there is nothing on the card. */
+        qe_engine_unload(engine);
+        do {
+            s = qe_engine_dup_snapshot(engine);
+            if (s->n_sessions > 0) {
+                qe_snapshot_unref(s);
+                g_usleep(1000);
+                continue;
+            }
+            g_assert_cmpuint(s->device.weights, ==, 0);
+            g_assert_cmpuint(s->device.workspace, ==, 0);
+            qe_snapshot_unref(s);
+            break;
+        } while (true);
         qe_engine_free(engine);
     }
     clear_all(want);
