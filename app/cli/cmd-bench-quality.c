@@ -285,11 +285,11 @@ write_item (const Quality *q, guint item, uint32_t distance, GPtrArray *texts, G
   add_message (texts, messages, QE_ROLE_USER, g_strdup (facts[kind].ask));
 }
 
-/* NaN: the receipt has no such figure. */
+/* NaN: the mode leaves none out. */
 static double
 skipped_share (const qe_receipt *receipt)
 {
-  return NAN;
+  return receipt->mode == QE_CACHE_SELECTIVE ? receipt->skipped_share : NAN;
 }
 
 static gboolean
