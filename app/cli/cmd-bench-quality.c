@@ -493,7 +493,7 @@ check_options (Quality *q, GError **error)
   const Options *o = q->options;
   CliCacheOptions cache = o->cache;
 
-  cache.mode = (char *)"tiered"; /* what limits on the card are given for */
+  cache.mode = (char *)"selective"; /* what every limit may be given for */
   if (o->positions < 1 || o->positions > POSITIONS_MAX)
     g_set_error (error, QE_ERROR, QE_ERROR_INVALID, "--positions: expected 1 to %d, found “%d”",
                  POSITIONS_MAX, o->positions);

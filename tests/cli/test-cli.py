@@ -511,9 +511,14 @@ def bench_quality_compares_modes():
         assert r["items"] == 3 and r["recalled"] == 3 and r["prompt_max"] > 300, r
     rows = list(csv.DictReader(ok(*args, "--modes", "tiered-int8", "--no-recall", "--csv").splitlines()))
     assert [r["what"] for r in rows] == ["forced", "forced"] and float(rows[0]["kl_mean"]) > 0, rows
-    # Without --modes: all from tiered on.
-    text = ok(*args, "--lengths", "64", "--no-recall")
-    assert "tiered-int8" in text and "nats" in text
+    # Without --modes: all from tiered on. Selective is exact up to its identity length and leaves pages out past it.
+    d = json.loads(ok(*args, "--recent-length", "128", "--select-length", "128", "--json"))
+    forced = {(f["tokens"], f["mode"]): f for f in d["forced"]}
+    assert {m for _, m in forced} == {"tiered", "tiered-int8", "selective"}
+    assert card or forced[200, "selective"]["kl_max"] == 0 < forced[700, "selective"]["kl_mean"], forced
+    skipped = {r["mode"]: r["skipped_share"] for r in d["recall"]}
+    assert skipped["tiered"] is None and skipped["selective"] > 0, skipped
+    assert "nats" in ok(*args, "--lengths", "64", "--no-recall")
     for option, value in (("--modes", "fast"), ("--positions", "0"), ("--items", "0"), ("--lengths", "1")):
         fails(2, *args, option, value, says=[option, value])
     fails(1, *args, "--lengths", "9000", says=["--lengths", "9000"])
