@@ -391,6 +391,21 @@ void qe_core_prefetch(qe_core *core, qe_session_id id)
 
 /* ---- A round's moves ---- */
 
+/* Registering host memory holds the driver back, and with it the launches of a prompt's steps: 27 GB/s of pages against the
+ * hundreds of launches of each step. So while a prompt is computed and half of the device's room is left, no more of it is
+ * made; what the host has no slots for waits. */
+static bool spares_prompts(const qe_core *core, const qe_kv_pool *pool)
+{
+    if (core->is_host || qe_kv_pool_n_available(pool) < qe_kv_pool_n_max(pool) / 2)
+        return false;
+    for (guint i = 0; i < core->running->len; i++) {
+        const qe_request *r = core->running->pdata[i];
+        if (r->state == QE_REQUEST_PREFILL && !r->paused)
+            return true;
+    }
+    return false;
+}
+
 bool qe_core_move(qe_core *core)
 {
     bool landed = false;
@@ -400,9 +415,12 @@ bool qe_core_move(qe_core *core)
         if (!qe_kv_pool_has_host(pool))
             continue;
         landed |= qe_kv_pool_poll(pool, &error);
-        if (qe_kv_pool_n_reserved(pool) > 0)
+        bool later = spares_prompts(core, pool);
+        uint32_t n_to_store = qe_kv_pool_n_to_store(pool);
+        uint32_t n_free = qe_kv_slots_n_free(qe_kv_pool_host_slots(pool));
+        if (qe_kv_pool_n_reserved(pool) > 0 && !later)
             qe_kv_pool_prepare_host(pool, QE_HOST_AHEAD_BYTES);
-        if (!error && (qe_kv_pool_n_loading(pool) || qe_kv_pool_n_to_store(pool)))
+        if (!error && (qe_kv_pool_n_loading(pool) || (n_to_store && (!later || n_free >= n_to_store))))
             qe_kv_pool_submit_moves(pool, &error);
         if (error) {
             qe_core_lose(core, error->message);
@@ -432,6 +450,12 @@ bool qe_core_wait_moves(qe_core *core)
             qe_stats_touch(core->stats);
             return true;
         }
+    }
+    /* With nothing else to do, stores that were put off get their memory. */
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+        if (qe_kv_pool_has_host(core->pools[c]) && qe_kv_pool_n_to_store(core->pools[c]) > 0 &&
+            qe_kv_pool_wait_host_slab(core->pools[c]))
+            return true;
     }
     return qe_core_disk_wait_slab(core);
 }

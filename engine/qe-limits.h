@@ -69,9 +69,8 @@
 #define QE_KV_CONTEXTS          4u
 #define QE_KV_DEVICE_TOKENS_MIN 2048u /* a card that cannot hold these beside the weights is too small */
 #define QE_KV_DEVICE_SLAB_BYTES (256ull << 20) /* by so much the pool grows and shrinks on a card */
-#ifndef QE_KV_HOST_SLAB_BYTES
-#define QE_KV_HOST_SLAB_BYTES (256ull << 20)
-#endif
+#define QE_KV_HOST_SLAB_BYTES                                                                                \
+    (64ull << 20) /* the same for the host: a decode step outlasts its registering */
 #define QE_HOST_AHEAD_BYTES    (1ull << 30) /* of host slots that are kept free, while the budget lasts */
 #define QE_HOST_MEMORY_DIVISOR 2u           /* of the memory available, for the host tier by default */
 #define QE_KV_RESERVE_TOKENS                                                                                 \

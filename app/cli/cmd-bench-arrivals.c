@@ -32,7 +32,7 @@ typedef struct
   CliEngineOptions engine;
   CliCacheOptions cache;
   int n, prompt, tokens;
-  double rate, p99_ms, time_limit;
+  double rate, p99_ms, time_limit, held, not_held;
   gint64 seed;
   gboolean find_rate, json;
 } Options;
@@ -53,6 +53,7 @@ typedef struct
   State state;
   gint64 due;         /* monotonic microseconds */
   gint64 first, last; /* 0: not yet */
+  uint32_t n_reused;  /* prompt tokens that were not computed: none, or prompts are not distinct */
   qe_session_id session;
   qe_request *request;
 } Call;
@@ -63,7 +64,8 @@ typedef struct
   double achieved; /* requests a second, from the first arrival to the last end */
   double first_p50, first_p95, first_p99, first_max, total_p50, total_p99, lag_max; /* ms */
   guint n_done, n_failed, n_late, in_flight_max;
-  gboolean cut; /* ended early: the bound was passed for certain */
+  guint64 n_reused; /* of all prompts' tokens */
+  gboolean cut;     /* ended early: the bound was passed for certain */
   double seconds;
 } Trial;
 
@@ -88,11 +90,12 @@ on_call_news (void *user)
   cli_news_ring (call->news);
 }
 
-/* The prompt of call @i: drawn anew each time it is needed, the same each time. */
+/* The prompt of call @i of the trial that runs: drawn anew each time it is needed, the same each time. No two trials
+ * have one in common: pages of the last would spare this one its computing. */
 static void
 fill_prompt (const Arrivals *a, guint i, GArray *ids)
 {
-  guint64 random = (guint64)a->options->seed * 1000003u + i;
+  guint64 random = (guint64)a->options->seed * 1000003u + i + ((guint64)a->trials->len << 32);
 
   for (int k = 0; k < 4; k++) /* neighbours begin alike */
     cli_bench_random (&random);
@@ -163,6 +166,7 @@ collect (Arrivals *a, Call *call)
       if (update.n_ids > 0)
         call->last = now;
       ended = update.state == QE_REQUEST_DONE;
+      call->n_reused = update.receipt.n_reused;
       if (ended && call->state == RUNNING && update.finish == QE_FINISH_LENGTH)
         call->state = FINISHED;
       else if (ended && call->state == RUNNING)
@@ -227,6 +231,7 @@ draw_arrivals (Arrivals *a, double rate, gint64 begin)
       call->state = WAITING;
       call->due = begin + (gint64)(at * G_USEC_PER_SEC);
       call->first = call->last = 0;
+      call->n_reused = 0;
     }
 }
 
@@ -285,6 +290,7 @@ summarise (const Arrivals *a, gint64 begin, Trial *t)
       const Call *c = &a->calls[i];
 
       t->n_failed += c->state == BROKEN;
+      t->n_reused += c->n_reused;
       if (c->state != FINISHED)
         continue;
       first[t->n_done] = ms_since (c->due, c->first);
@@ -368,7 +374,7 @@ is_good (const Arrivals *a, const Trial *t)
   return !t->cut && t->n_failed == 0 && t->first_p99 <= a->options->p99_ms;
 }
 
-/* @low: the highest rate that held; 0: none did. @high: the lowest that did not; 0: all held. */
+/* Goes on from what --held and --not-held say of an earlier search. @low: the highest rate that held; 0: none did. @high: the lowest that did not; 0: all held. */
 static void
 find_rate (Arrivals *a, double *low, double *high)
 {
@@ -376,7 +382,10 @@ find_rate (Arrivals *a, double *low, double *high)
   gint64 begin = g_get_monotonic_time ();
   double rate = o->rate, longest = 0;
 
-  *low = *high = 0;
+  *low = o->held;
+  *high = o->not_held;
+  if (*low > 0 || *high > 0)
+    rate = *high == 0 ? 2 * *low : *low == 0 ? *high / 2 : sqrt (*low * *high);
   for (int i = 0; i < TRIALS_MAX && (*low == 0 || *high == 0 || *high / *low > RATE_SPREAD); i++)
     {
       double elapsed = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
@@ -420,8 +429,8 @@ append_trial (GString *json, const Trial *t)
     }
   g_string_append_printf (json,
                           ", \"done\": %u, \"failed\": %u, \"late\": %u, \"in_flight_max\": %u, "
-                          "\"ended_early\": %s}",
-                          t->n_done, t->n_failed, t->n_late, t->in_flight_max,
+                          "\"reused\": %" G_GUINT64_FORMAT ", \"ended_early\": %s}",
+                          t->n_done, t->n_failed, t->n_late, t->in_flight_max, t->n_reused,
                           t->cut ? "true" : "false");
 }
 
@@ -471,6 +480,9 @@ print_found (const Arrivals *a, double low, double high)
   if (high > 0)
     printf (", no more at %.2f", high);
   putchar ('\n');
+  if (low == 0 || high == 0 || high / low > RATE_SPREAD)
+    printf ("Not found to %.0f%% yet. Go on with the same command and --held %g --not-held %g.\n",
+            100 * (RATE_SPREAD - 1), low, high);
 }
 
 static gboolean
@@ -493,6 +505,14 @@ check_numbers (const Options *o, int *status)
   else if (o->time_limit > 0 && !o->find_rate)
     *status = cli_fail (CLI_USAGE, "--time-limit: expected --find-rate with it, found “%g” alone",
                         o->time_limit);
+  else if (!(o->held >= 0 && o->held <= RATE_MAX) || !(o->not_held >= 0 && o->not_held <= RATE_MAX)
+           || (o->not_held > 0 && o->not_held <= o->held))
+    *status = cli_fail (CLI_USAGE,
+                        "--held, --not-held: expected rates up to %g, the second above the first, "
+                        "found “%g” and “%g”",
+                        RATE_MAX, o->held, o->not_held);
+  else if ((o->held > 0 || o->not_held > 0) && !o->find_rate)
+    *status = cli_fail (CLI_USAGE, "--held, --not-held: expected --find-rate with them");
   else if (o->seed < 0)
     *status
         = cli_fail (CLI_USAGE, "--seed: expected 0 or more, found “%" G_GINT64_FORMAT "”", o->seed);
@@ -568,6 +588,10 @@ cli_bench_arrivals (int argc, char **argv)
     { "time-limit", 0, 0, G_OPTION_ARG_DOUBLE, &o.time_limit,
       "With --find-rate: begin no run that would end after so many seconds (default: no limit)",
       "SECONDS" },
+    { "held", 0, 0, G_OPTION_ARG_DOUBLE, &o.held,
+      "With --find-rate: a rate that an earlier search found to hold", "R" },
+    { "not-held", 0, 0, G_OPTION_ARG_DOUBLE, &o.not_held, "And one that it found not to hold",
+      "R" },
     { "json", 0, 0, G_OPTION_ARG_NONE, &o.json, "Print one JSON object", NULL },
     { NULL },
   };

@@ -285,11 +285,11 @@ write_item (const Quality *q, guint item, uint32_t distance, GPtrArray *texts, G
   add_message (texts, messages, QE_ROLE_USER, g_strdup (facts[kind].ask));
 }
 
-/* NaN: the receipt has no such figure. */
+/* NaN: the mode leaves none out. */
 static double
 skipped_share (const qe_receipt *receipt)
 {
-  return NAN;
+  return receipt->mode == QE_CACHE_SELECTIVE ? receipt->skipped_share : NAN;
 }
 
 static gboolean
@@ -493,7 +493,7 @@ check_options (Quality *q, GError **error)
   const Options *o = q->options;
   CliCacheOptions cache = o->cache;
 
-  cache.mode = (char *)"tiered"; /* what limits on the card are given for */
+  cache.mode = (char *)"selective"; /* what every limit may be given for */
   if (o->positions < 1 || o->positions > POSITIONS_MAX)
     g_set_error (error, QE_ERROR, QE_ERROR_INVALID, "--positions: expected 1 to %d, found “%d”",
                  POSITIONS_MAX, o->positions);

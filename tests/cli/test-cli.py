@@ -479,11 +479,49 @@ def bench_arrivals_counts_all():
     # A bound that every machine holds at the first rates, and one that none does.
     found = json.loads(ok(*args, "--find-rate", "--p99", "100000", "--time-limit", "3", "--json"))
     assert found["rate_held"] >= 40 and found["trials"][0]["rate"] == 40, found
+    assert all(t["reused"] == 0 for t in found["trials"]), found  # no trial finds another's prompts
+    more = json.loads(ok(*args, "--find-rate", "--p99", "100000", "--held", "50", "--not-held", "60", "--time-limit",
+                         "0.1", "--json"))
+    assert 50 < more["trials"][0]["rate"] < 60 and more["rate_held"] > 50 and more["rate_not_held"] == 60, more
     none = json.loads(ok(*args, "--find-rate", "--p99", "0.0001", "--time-limit", "0.2", "--json"))
     assert none["rate_held"] is None and none["rate_not_held"] <= 40, none
     for option, value in (("--n", "0"), ("--rate", "0"), ("--prompt", "0"), ("--tokens", "0"), ("--p99", "-3"),
-                          ("--time-limit", "5"), ("--seed", "-1"), ("--cache-mode", "x")):
-        fails(2, "bench", "arrivals", option, value, says=[option, value])
+                          ("--time-limit", "5"), ("--held", "5"), ("--seed", "-1"), ("--cache-mode", "x")):
+        fails(2, "bench", "arrivals", option, value, says=[option] if option == "--held" else [option, value])
+
+
+@test
+def bench_quality_compares_modes():
+    args = ("bench", "quality", "--lengths", "200,700", "--positions", "12", "--distances", "300", "--items", "3",
+            "--host-memory", "64M", "--gpu-max-length", "128")
+    d = json.loads(ok(*args, "--modes", "session,tiered,tiered-int8", "--json"))
+    assert [(f["tokens"], f["mode"]) for f in d["forced"]] == [
+        (n, m) for n in (200, 700) for m in ("session", "tiered", "tiered-int8")]
+    card = "cuda" in [b["name"] for b in json.loads(ok("info", "--json"))["backends"] if b["available"]]
+    for f in d["forced"]:
+        assert f["positions"] == 12 and f["kl_mean"] <= f["kl_max"], f
+        if f["mode"] != "tiered-int8":  # exact against exact: on the CPU to the bit
+            assert card or (f["kl_max"] == 0 and f["top1_agreement"] == 1 and f["logits_error_max"] == 0), f
+        else:
+            assert 0 < f["kl_mean"] and f["kl_max"] < 0.05 and 0 < f["logits_error_max"] < 0.1, f
+            assert f["top1_agreement"] >= 11 / 12, f
+    assert [(r["distance"], r["mode"]) for r in d["recall"]] == [
+        (300, m) for m in ("session", "session", "tiered", "tiered-int8")]
+    for r in d["recall"]:  # the shipped model recalls; prompts are as long as they should be
+        assert r["items"] == 3 and r["recalled"] == 3 and r["prompt_max"] > 300, r
+    rows = list(csv.DictReader(ok(*args, "--modes", "tiered-int8", "--no-recall", "--csv").splitlines()))
+    assert [r["what"] for r in rows] == ["forced", "forced"] and float(rows[0]["kl_mean"]) > 0, rows
+    # Without --modes: all from tiered on. Selective is exact up to its identity length and leaves pages out past it.
+    d = json.loads(ok(*args, "--recent-length", "128", "--select-length", "128", "--json"))
+    forced = {(f["tokens"], f["mode"]): f for f in d["forced"]}
+    assert {m for _, m in forced} == {"tiered", "tiered-int8", "selective"}
+    assert card or forced[200, "selective"]["kl_max"] == 0 < forced[700, "selective"]["kl_mean"], forced
+    skipped = {r["mode"]: r["skipped_share"] for r in d["recall"]}
+    assert skipped["tiered"] is None and skipped["selective"] > 0, skipped
+    assert "nats" in ok(*args, "--lengths", "64", "--no-recall")
+    for option, value in (("--modes", "fast"), ("--positions", "0"), ("--items", "0"), ("--lengths", "1")):
+        fails(2, *args, option, value, says=[option, value])
+    fails(1, *args, "--lengths", "9000", says=["--lengths", "9000"])
 
 
 print(f"1..{len(tests)}")

@@ -410,6 +410,30 @@ static void test_change(void)
     clear_all(want);
 }
 
+/* Stores that waited for host memory while a prompt was computed are made when the engine has nothing else to do. */
+static void test_stored_when_idle(void)
+{
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 12, .delay_us_max = 200, .n_threads = 2};
+    g_autoptr(GArray) ids = et_some_ids(1000, 91);
+    qe_engine *engine = engine_with(400, 400); /* a host slab has 50 of the 62 pages */
+    qe_session_id session = open_mode(engine, QE_CACHE_TIERED, 0);
+    qe_generate_params params = et_ids(session, (const uint32_t *)(void *)ids->data, ids->len, 1);
+    g_auto(et_result) r = {0};
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
+    uint32_t n = 0;
+    for (int i = 0; i < 2000 && n < 62; i++) { /* nothing is asked of the engine meanwhile */
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        n = s->tiers[QE_TIER_HOST].n_pages_used;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    g_assert_cmpuint(n, ==, 62);
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
+}
+
 /* Nobody finds a synthetic session's pages: not one with the same tokens, not after a fork, not when its mode changes to
  * one that shares. What it decodes is its own. */
 static void test_synthetic(void)
@@ -481,6 +505,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/lost", test_lost);
     g_test_add_func("/engine/tiers/int8", test_int8);
     g_test_add_func("/engine/tiers/change", test_change);
+    g_test_add_func("/engine/tiers/stored-when-idle", test_stored_when_idle);
     g_test_add_func("/engine/tiers/synthetic", test_synthetic);
     return g_test_run();
 }
