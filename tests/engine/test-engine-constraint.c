@@ -24,8 +24,12 @@ static JsonNode *find_ref(JsonNode *root, const char *pointer)
 {
     g_auto(GStrv) parts = g_strsplit(pointer, "/", -1);
     JsonNode *node = root;
-    for (char **p = parts + 1; *p; p++)
-        node = json_object_get_member(json_node_get_object(node), *p);
+    for (char **p = parts + 1; *p; p++) {
+        g_autoptr(GString) name = g_string_new(*p);
+        g_string_replace(name, "~1", "/", 0);
+        g_string_replace(name, "~0", "~", 0);
+        node = json_object_get_member(json_node_get_object(node), name->str);
+    }
     return node;
 }
 
@@ -191,7 +195,7 @@ static const struct {
     {"{}", {"1", "\"a\"", "null", "[1, [2, {\"a\":[]}]]", "{\"a\": {\"b\": null}}", "-0.5e+10"},
         {"", "01", "1.", ".5", "+1", "tru", "{\"a\"}", "[1,]", "{,}", "\"\t\"", "NaN", "1e123", "--1",
             "[1}"}},
-    {"{\"type\":\"object\"}", {"{}", "{\"a\":1}", "{ \"a\" : 1 }", "{\n  \"a\": [\n    1\n  ]\n}"},
+    {"{\"type\":\"object\"}", {"{}", "{\"a\":1}", "{ \"a\": 1 }", "{\n  \"a\": [\n    1\n  ]\n}"},
         {"[]", "1", "{\"a\":1,}", "{  \"a\":1}", "{\n\n\"a\":1}", "{\n                  }", " {}", "{} "}},
     {"{\"type\":\"string\"}",
         {"\"\"", "\"\xc3\xa4\"", "\"\xf0\x9f\x98\x80\"", "\"\\u00e4\\n\\/\\\\\"", "\"\\ud7ff\"",
