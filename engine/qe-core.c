@@ -661,7 +661,7 @@ static void begin_guide(qe_core *core, qe_request *request)
     qe_guide_start start = QE_GUIDE_NO_THINKING;
     if (!request->ids && qe_template_forces_thinking(core->tmpl))
         start = QE_GUIDE_IS_THINKING;
-    else if (!request->ids && qe_template_has_thinking(core->tmpl) && request->thinking != QE_THINKING_OFF)
+    else if (!request->ids && qe_template_has_thinking(core->tmpl) && request->thinking == QE_THINKING_ON)
         start = QE_GUIDE_MAY_THINK;
     if (!core->vocab)
         core->vocab = qe_vocab_new(core->tokenizer);

@@ -8,7 +8,8 @@
  * What the terminals read is JSON and a little stricter, so that a reply ends and every reader takes it:
  *   - strings are whole UTF-8 without raw control characters; \u escapes are not of surrogates (U+10000 and up stand raw)
  *   - numbers have at most 15 digits before the point, 17 behind it and 2 in the exponent; integers have neither
- *   - white space between two parts is nothing, one blank, or a line feed and at most QE_GRAMMAR_INDENT_MAX blanks
+ *   - white space between two parts is nothing, one blank, or a line feed and at most QE_GRAMMAR_INDENT_MAX blanks for each
+ *     object and array that is open
  *   - objects and arrays lie in one another at most QE_GRAMMAR_DEPTH_MAX deep
  * Every beginning that is accepted can be completed: qe_grammar_finish() refuses what would lead into a dead end. */
 #pragma once
@@ -23,7 +24,7 @@ G_BEGIN_DECLS
 #define QE_GRAMMAR_UNBOUNDED  UINT32_MAX
 #define QE_GRAMMAR_COUNT_MAX  (1u << 24) /* of characters and items, where there is a bound */
 #define QE_GRAMMAR_DEPTH_MAX  64u
-#define QE_GRAMMAR_INDENT_MAX 64u
+#define QE_GRAMMAR_INDENT_MAX 8u   /* a level */
 #define QE_GRAMMAR_CHAIN_MAX  512u /* choices and references in one another without a byte between */
 
 typedef enum {

@@ -499,7 +499,8 @@ static void step_space(qe_matcher *m, state *s, const cell *c, uint8_t b)
         pop(m, s, c->below);
     else if (c->progress == 0 && b == '\n')
         push(m, s, c->node, 1, c->below);
-    else if (c->progress > 0 && c->progress <= QE_GRAMMAR_INDENT_MAX && (b == ' ' || b == '\t'))
+    else if (c->progress > 0 && (b == ' ' || b == '\t') &&
+             c->progress <= QE_GRAMMAR_INDENT_MAX * m->cells[c->below].depth)
         push(m, s, c->node, c->progress + 1, c->below);
 }
 
@@ -614,11 +615,21 @@ bool qe_matcher_take_bytes(qe_matcher *self, const char *bytes, gsize n)
     if (is_dead(s)) {
         take_back(self, n_cells);
         self->n_pool = n_pool;
-        return false;
-    }
-    if (n)
+    } else if (n) {
         settle(self, s);
-    return true;
+    }
+    return !is_dead(s);
+}
+
+bool qe_matcher_allows(qe_matcher *self, const char *bytes, gsize n)
+{
+    uint32_t n_cells = self->n_cells, n_pool = self->n_pool;
+    state s = self->now;
+    for (gsize i = 0; i < n && !is_dead(s); i++)
+        s = step(self, s, (uint8_t)bytes[i]);
+    take_back(self, n_cells);
+    self->n_pool = n_pool;
+    return !is_dead(s);
 }
 
 static bool take_control_token(qe_matcher *m, uint32_t id)

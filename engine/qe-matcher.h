@@ -24,7 +24,9 @@ qe_matcher *qe_matcher_new(qe_grammar *grammar, qe_vocab *vocab);
 void qe_matcher_free(qe_matcher *self); /* NULL is fine */
 
 bool qe_matcher_is_whole(const qe_matcher *self); /* what was read is a whole text of the grammar */
-/* false: no text goes on so; nothing changes. */
+/* Whether some text goes on with @bytes. */
+bool qe_matcher_allows(qe_matcher *self, const char *bytes, gsize n);
+/* The same, and goes on with them; when false nothing changes. */
 bool qe_matcher_take_bytes(qe_matcher *self, const char *bytes, gsize n);
 bool qe_matcher_take_token(qe_matcher *self, uint32_t id);
 /* Sets the bits of the ids that may come next in @words [n_words], clears all others. Ids past the end are left out.

@@ -308,7 +308,8 @@ typedef struct {
  *
  * A reply that ends by itself (QE_FINISH_STOP, and no stop string) is a whole text of the constraint. One that was cut
  * (QE_FINISH_LENGTH, QE_FINISH_CONTEXT, cancelled, a stop string) is the beginning of one. Where the template makes
- * the model think, the constraint begins behind "</think>"; until then the reply is free but cannot end. */
+ * the model think, the constraint begins behind "</think>"; until then the reply is free but cannot end. A model that may
+ * think does so with QE_THINKING_ON only. */
 typedef struct qe_constraint qe_constraint;
 /* Any JSON object. Returns: owned. */
 qe_constraint *qe_constraint_new_json_object(void);

@@ -165,6 +165,7 @@ cli_sampling_options_init (CliSamplingOptions *o)
   };
   o->repetition_penalty = UNSET;
   o->presence_penalty = UNSET;
+  o->frequency_penalty = UNSET;
 }
 
 GOptionGroup *
@@ -180,6 +181,7 @@ cli_sampling_options_group (CliSamplingOptions *o)
       "P" },
     { "repetition-penalty", 0, 0, G_OPTION_ARG_DOUBLE, &o->repetition_penalty, "1: off", "X" },
     { "presence-penalty", 0, 0, G_OPTION_ARG_DOUBLE, &o->presence_penalty, "0: off", "X" },
+    { "frequency-penalty", 0, 0, G_OPTION_ARG_DOUBLE, &o->frequency_penalty, "0: off", "X" },
     { "seed", 0, 0, G_OPTION_ARG_STRING, &o->seed, "Same seed, same text (default: drawn)", "N" },
     { "max-tokens", 'n', 0, G_OPTION_ARG_INT64, &o->max_tokens,
       "Stop after N tokens (default: when the context is full)", "N" },
@@ -257,6 +259,8 @@ cli_sampling_options_apply (const CliSamplingOptions *o, const qe_model_info *in
     s->repetition_penalty = o->repetition_penalty;
   if (o->presence_penalty != UNSET)
     s->presence_penalty = o->presence_penalty;
+  if (o->frequency_penalty != UNSET)
+    s->frequency_penalty = o->frequency_penalty;
   if (o->top_k != G_MININT64)
     s->top_k = o->top_k;
   if (o->max_tokens < 0)
@@ -305,7 +309,8 @@ cli_reply_run (CliReply *reply, qe_request *request, FILE *out)
   gboolean cancelled = FALSE;
 
   *reply = (CliReply){ .text = g_string_new (NULL),
-                       .ids = g_array_new (FALSE, FALSE, sizeof (uint32_t)) };
+                       .ids = g_array_new (FALSE, FALSE, sizeof (uint32_t)),
+                       .logprobs = g_array_new (FALSE, FALSE, sizeof (qe_token_logprobs)) };
   for (gboolean done = FALSE; !done;)
     {
       qe_update update = { 0 };
@@ -321,6 +326,8 @@ cli_reply_run (CliReply *reply, qe_request *request, FILE *out)
           g_string_append_len (reply->text, update.text, (gssize)update.n_text);
           if (update.n_ids > 0)
             g_array_append_vals (reply->ids, update.ids, update.n_ids);
+          if (update.logprobs != NULL)
+            g_array_append_vals (reply->logprobs, update.logprobs, update.n_ids);
           if (out != NULL && update.n_text > 0)
             {
               fwrite (update.text, 1, update.n_text, out);
@@ -341,6 +348,7 @@ cli_reply_clear (CliReply *reply)
   if (reply->text != NULL)
     g_string_free (reply->text, TRUE);
   g_clear_pointer (&reply->ids, g_array_unref);
+  g_clear_pointer (&reply->logprobs, g_array_unref);
   g_clear_error (&reply->error);
   reply->text = NULL;
 }

@@ -90,7 +90,7 @@ gboolean cli_parse_size (const char *option, const char *text, guint64 *out, GEr
 
 typedef struct
 {
-  double temperature, top_p, min_p, repetition_penalty, presence_penalty;
+  double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   gint64 top_k, max_tokens;
   char *seed;
   char *thinking;
@@ -113,7 +113,8 @@ gboolean cli_take_interrupt (void); /* whether Ctrl+C came since the last call *
 typedef struct
 {
   GString *text;
-  GArray *ids; /* uint32_t */
+  GArray *ids;      /* uint32_t */
+  GArray *logprobs; /* qe_token_logprobs: empty unless the request wants them */
   qe_receipt receipt;
   qe_finish finish;
   GError *error;

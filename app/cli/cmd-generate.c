@@ -14,7 +14,9 @@ typedef struct
   char *system;
   char *messages;
   char *cache_key;
-  gboolean raw, added_tokens, json;
+  char *json_schema;
+  int n_logprobs; /* -1: none */
+  gboolean raw, added_tokens, json, json_object;
 } Options;
 
 /* What the model is given: messages through the template, or raw ids. */
@@ -122,8 +124,47 @@ prompt_build (Prompt *prompt, const Options *o, qe_engine *engine, GError **erro
   return TRUE;
 }
 
+/* The bytes of a token, since it may begin or end inside a character. */
 static void
-print_json (const CliReply *reply, const qe_model_info *info)
+append_token (GString *json, const qe_tokenizer *tokenizer, uint32_t id, float logprob)
+{
+  gsize n = 0;
+  const char *bytes = qe_tokenizer_token_bytes (tokenizer, id, &n);
+
+  g_string_append_printf (json, "{\"id\": %u, \"bytes\": [", id);
+  for (gsize i = 0; i < n; i++)
+    g_string_append_printf (json, "%s%u", i > 0 ? ", " : "", (guchar)bytes[i]);
+  g_string_append (json, "], \"logprob\": ");
+  cli_json_append_number (json, (double)logprob, 6);
+}
+
+static void
+append_logprobs (GString *json, const CliReply *reply, qe_engine *engine)
+{
+  qe_tokenizer *tokenizer = qe_engine_dup_tokenizer (engine);
+
+  g_string_append (json, ", \"logprobs\": [");
+  for (guint i = 0; i < reply->logprobs->len; i++)
+    {
+      const qe_token_logprobs *l = &g_array_index (reply->logprobs, qe_token_logprobs, i);
+
+      g_string_append (json, i > 0 ? ", " : "");
+      append_token (json, tokenizer, l->id, l->logprob);
+      g_string_append (json, ", \"top\": [");
+      for (uint32_t k = 0; k < l->n_top; k++)
+        {
+          g_string_append (json, k > 0 ? ", " : "");
+          append_token (json, tokenizer, l->top[k].id, l->top[k].logprob);
+          g_string_append_c (json, '}');
+        }
+      g_string_append (json, "]}");
+    }
+  g_string_append_c (json, ']');
+  qe_tokenizer_unref (tokenizer);
+}
+
+static void
+print_json (const CliReply *reply, const qe_model_info *info, qe_engine *engine, gboolean logprobs)
 {
   const qe_receipt *r = &reply->receipt;
   g_autoptr (GString) json = g_string_new ("{\"model\": ");
@@ -161,8 +202,28 @@ print_json (const CliReply *reply, const qe_model_info *info)
     }
   g_string_append (json, "}, \"cache\": ");
   cli_json_append_receipt (json, r);
+  if (logprobs)
+    append_logprobs (json, reply, engine);
   g_string_append_c (json, '}');
   puts (json->str);
+}
+
+/* *@out: NULL when none is asked for. */
+static gboolean
+make_constraint (const Options *o, qe_constraint **out, GError **error)
+{
+  g_autofree char *schema = NULL;
+  gsize n;
+
+  *out = NULL;
+  if (o->json_object)
+    *out = qe_constraint_new_json_object ();
+  if (o->json_schema == NULL)
+    return TRUE;
+  if (!cli_read_input (o->json_schema, &schema, &n, error))
+    return FALSE;
+  *out = qe_constraint_new_json_schema (schema, (gssize)n, error);
+  return *out != NULL;
 }
 
 static int
@@ -172,6 +233,7 @@ generate (const Options *o)
   g_autoptr (qe_model_info) info = NULL;
   g_autoptr (qe_request) request = NULL;
   g_autoptr (qe_engine) engine = NULL;
+  g_autoptr (qe_constraint) constraint = NULL;
   Prompt prompt = { 0 };
   CliReply reply = { 0 };
   qe_generate_params params;
@@ -180,11 +242,16 @@ generate (const Options *o)
 
   if (!cli_cache_options_apply (&o->cache, &cache, &error))
     return cli_fail (CLI_USAGE, "%s", error->message);
+  if (!make_constraint (o, &constraint, &error))
+    return cli_fail (CLI_FAILED, "%s", error->message);
   engine = cli_engine_start (&o->engine, 0, &info, &status);
   if (engine == NULL)
     return status;
   if (!cli_sampling_options_apply (&o->sampling, info, &params, &error))
     return cli_fail (CLI_USAGE, "%s", error->message);
+  params.constraint = constraint;
+  params.logprobs = o->n_logprobs >= 0;
+  params.n_top_logprobs = (uint32_t)MAX (o->n_logprobs, 0);
   if (!prompt_build (&prompt, o, engine, &error))
     {
       prompt_clear (&prompt);
@@ -212,7 +279,7 @@ generate (const Options *o)
   if (reply.finish == QE_FINISH_ERROR)
     status = cli_fail (CLI_FAILED, "%s", reply.error->message);
   else if (o->json)
-    print_json (&reply, info);
+    print_json (&reply, info, engine, params.logprobs);
   else
     putchar ('\n');
   if (reply.finish == QE_FINISH_CANCELLED)
@@ -235,6 +302,13 @@ check (const Options *o, int argc)
     return cli_fail (CLI_USAGE, "--raw cannot be combined with --system");
   if (o->added_tokens && !o->raw)
     return cli_fail (CLI_USAGE, "--added-tokens needs --raw");
+  if (o->json_object && o->json_schema != NULL)
+    return cli_fail (CLI_USAGE, "--json-object cannot be combined with --json-schema");
+  if (o->n_logprobs >= 0 && !o->json)
+    return cli_fail (CLI_USAGE, "--logprobs needs --json");
+  if (o->n_logprobs > QE_TOP_LOGPROBS_MAX || o->n_logprobs < -1)
+    return cli_fail (CLI_USAGE, "--logprobs: expected 0 to %d, found %d", QE_TOP_LOGPROBS_MAX,
+                     o->n_logprobs);
   if (o->cache_key != NULL && o->engine.tiers.cache_dir == NULL)
     return cli_fail (CLI_USAGE, "--cache-key needs --cache-dir");
   return CLI_OK;
@@ -243,7 +317,7 @@ check (const Options *o, int argc)
 int
 cli_generate (int argc, char **argv)
 {
-  Options o = { 0 };
+  Options o = { .n_logprobs = -1 };
   GOptionEntry entries[] = {
     { "prompt", 'p', 0, G_OPTION_ARG_STRING, &o.prompt,
       "The user's message; “-” reads standard input", "TEXT" },
@@ -256,6 +330,12 @@ cli_generate (int argc, char **argv)
       "With --raw: recognise control tokens such as <|im_start|> in the prompt", NULL },
     { "json", 0, 0, G_OPTION_ARG_NONE, &o.json,
       "Print one JSON object: text, ids, finish_reason, seed, usage, timings, cache", NULL },
+    { "logprobs", 0, 0, G_OPTION_ARG_INT, &o.n_logprobs,
+      "With --json: each token's log-probability and the N likeliest tokens beside it", "N" },
+    { "json-object", 0, 0, G_OPTION_ARG_NONE, &o.json_object,
+      "The reply is a JSON object and nothing else", NULL },
+    { "json-schema", 0, 0, G_OPTION_ARG_FILENAME, &o.json_schema,
+      "The reply is JSON of this schema; “-” reads standard input", "FILE" },
     { "cache-key", 0, 0, G_OPTION_ARG_STRING, &o.cache_key,
       "The conversation's name in --cache-dir (default: it is not kept)", "NAME" },
     { NULL },
@@ -277,6 +357,7 @@ cli_generate (int argc, char **argv)
   g_free (o.prompt);
   g_free (o.system);
   g_free (o.messages);
+  g_free (o.json_schema);
   cli_sampling_options_clear (&o.sampling);
   g_free (o.cache_key);
   cli_cache_options_clear (&o.cache);
