@@ -87,6 +87,7 @@ struct qe_core {
     qk_context *context;
     qk_context_params params;
     qe_steps *steps;
+    bool follows_cancelled; /* the step in flight was planned on tokens that a cancelled one was to draw */
     qk_host_attender *attender; /* NULL: the CPU attends to no host pages for this device */
     char *numerics; /* what the bits of a page depend on beside model and layout: backend and kernels */
     /* Steps of sessions with pages off the device take long: they alternate with the others by time (ms). */
