@@ -15,6 +15,7 @@
 #include "app/quire-settings.h"
 
 #define PUMP_HIDDEN_MS 250
+#define DRAFT_MS 1000
 #define COLUMN_PX 720
 #define COLUMN_TIGHT_PX 560
 /* Closer to the end than this counts as the end. */
@@ -35,7 +36,7 @@ struct _QuireChatView
   GtkWidget *jump;
   QuireComposer *composer;
 
-  guint tick_id, timer_id, follow_id;
+  guint tick_id, timer_id, follow_id, draft_id;
   gboolean stick;
   gboolean growing; /* the adjustment changes by itself */
 };
@@ -202,7 +203,10 @@ items_changed_cb (QuireChatView *self, guint position, guint removed, guint adde
   row = gtk_widget_get_last_child (self->rows);
   if (row != NULL)
     quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), TRUE);
-  gtk_stack_set_visible_child_name (GTK_STACK (self->stack), row != NULL ? "transcript" : "empty");
+  /* What is still being read is not an empty chat. */
+  gtk_stack_set_visible_child_name (
+      GTK_STACK (self->stack),
+      row != NULL || !quire_conversation_is_loaded (self->conversation) ? "transcript" : "empty");
   update_actions (self);
 }
 
@@ -324,6 +328,48 @@ snapshot_changed_cb (QuireChatView *self)
 
   quire_composer_set_context (self->composer, session != NULL ? session->n_tokens : 0,
                               status->model != NULL ? status->model->context_max : 0);
+}
+
+/* ---- The draft ---- */
+
+static GtkTextBuffer *
+get_buffer (QuireChatView *self)
+{
+  return gtk_text_view_get_buffer (quire_composer_get_text_view (self->composer));
+}
+
+void
+quire_chat_view_save_draft (QuireChatView *self)
+{
+  g_autofree char *text = NULL;
+
+  g_clear_handle_id (&self->draft_id, g_source_remove);
+  g_object_get (get_buffer (self), "text", &text, NULL);
+  quire_conversation_set_draft (self->conversation, text);
+}
+
+static gboolean
+draft_cb (gpointer user_data)
+{
+  QuireChatView *self = user_data;
+
+  self->draft_id = 0;
+  quire_chat_view_save_draft (self);
+  return G_SOURCE_REMOVE;
+}
+
+static void
+draft_changed_cb (QuireChatView *self)
+{
+  if (self->draft_id == 0)
+    self->draft_id = g_timeout_add (DRAFT_MS, draft_cb, self);
+}
+
+gboolean
+quire_chat_view_is_untouched (QuireChatView *self)
+{
+  return g_list_model_get_n_items (G_LIST_MODEL (self->conversation)) == 0
+         && gtk_text_buffer_get_char_count (get_buffer (self)) == 0;
 }
 
 /* ---- Building ---- */
@@ -449,6 +495,15 @@ build (QuireChatView *self)
   g_signal_connect_object (client, "snapshot-changed", G_CALLBACK (snapshot_changed_cb), self,
                            G_CONNECT_SWAPPED);
   items_changed_cb (self, 0, 0, g_list_model_get_n_items (G_LIST_MODEL (self->conversation)));
+  {
+    const char *draft
+        = quire_history_item_get (quire_conversation_get_item (self->conversation))->draft;
+
+    if (draft != NULL)
+      gtk_text_buffer_set_text (get_buffer (self), draft, -1);
+    g_signal_connect_object (get_buffer (self), "changed", G_CALLBACK (draft_changed_cb), self,
+                             G_CONNECT_SWAPPED);
+  }
   status_changed_cb (self);
   snapshot_changed_cb (self);
 }
@@ -496,6 +551,7 @@ quire_chat_view_dispose (GObject *object)
   QuireChatView *self = QUIRE_CHAT_VIEW (object);
 
   cancel_pump (self);
+  g_clear_handle_id (&self->draft_id, g_source_remove);
   g_clear_handle_id (&self->follow_id, g_source_remove);
   g_clear_object (&self->conversation);
   g_clear_object (&self->actions);
