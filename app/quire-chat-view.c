@@ -158,6 +158,10 @@ update_actions (QuireChatView *self)
     gboolean enabled;
   } states[] = {
     { "regenerate", has_reply && !running && ready },
+    { "continue", has_reply && !running && ready },
+    { "edit", !running && ready },
+    { "send-edit", !running && ready },
+    { "flip", !running },
     { "copy-reply", has_reply && !running },
     { "stop", running },
     { "cache-mode", !running },
@@ -246,6 +250,89 @@ regenerate_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   self->stick = TRUE;
   quire_composer_grab_focus (self->composer);
   quire_conversation_regenerate (self->conversation, &settings);
+}
+
+static void
+continue_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  QuireTurnSettings settings;
+
+  if (!turn_settings (self, &settings))
+    return;
+  self->stick = TRUE;
+  quire_composer_grab_focus (self->composer);
+  quire_conversation_continue (self->conversation, &settings);
+}
+
+static GtkWidget *
+find_row (QuireChatView *self, guint seq)
+{
+  GtkWidget *row = gtk_widget_get_first_child (self->rows);
+
+  while (row != NULL
+         && quire_message_get_seq (quire_message_row_get_message (QUIRE_MESSAGE_ROW (row))) != seq)
+    row = gtk_widget_get_next_sibling (row);
+  return row;
+}
+
+static void
+edit_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  GtkWidget *row = find_row (user_data, g_variant_get_uint32 (parameter));
+
+  if (row != NULL)
+    quire_message_row_edit (QUIRE_MESSAGE_ROW (row));
+}
+
+static void
+send_edit_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  QuireTurnSettings settings;
+  const char *text;
+  GtkWidget *row;
+  guint seq;
+
+  g_variant_get (parameter, "(u&s)", &seq, &text);
+  row = find_row (self, seq);
+  if (row == NULL || !turn_settings (self, &settings))
+    return;
+  self->stick = TRUE;
+  quire_composer_grab_focus (self->composer);
+  quire_conversation_edit (
+      self->conversation, quire_message_row_get_message (QUIRE_MESSAGE_ROW (row)), text, &settings);
+}
+
+/* The reading place stays: what was flipped is where it was. */
+static void
+flip_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkWidget *row;
+  guint seq;
+  int by;
+
+  g_variant_get (parameter, "(ui)", &seq, &by);
+  row = find_row (self, seq);
+  if (row == NULL)
+    return;
+  self->stick = FALSE;
+  quire_composer_grab_focus (self->composer);
+  quire_conversation_flip (self->conversation,
+                           quire_message_row_get_message (QUIRE_MESSAGE_ROW (row)), by);
+}
+
+static void
+copy_message_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkWidget *row = find_row (self, g_variant_get_uint32 (parameter));
+
+  if (row == NULL)
+    return;
+  quire_message_row_copy (QUIRE_MESSAGE_ROW (row));
+  quire_chat_view_add_toast (self, adw_toast_new (_ ("Message copied")));
 }
 
 static void
@@ -570,6 +657,11 @@ quire_chat_view_init (QuireChatView *self)
 {
   const GActionEntry entries[] = {
     { "regenerate", regenerate_cb, NULL, NULL, NULL, { 0 } },
+    { "continue", continue_cb, NULL, NULL, NULL, { 0 } },
+    { "edit", edit_cb, "u", NULL, NULL, { 0 } },
+    { "send-edit", send_edit_cb, "(us)", NULL, NULL, { 0 } },
+    { "flip", flip_cb, "(ui)", NULL, NULL, { 0 } },
+    { "copy-message", copy_message_cb, "u", NULL, NULL, { 0 } },
     { "stop", stop_cb, NULL, NULL, NULL, { 0 } },
     { "copy-reply", copy_reply_cb, NULL, NULL, NULL, { 0 } },
     { "suggest", suggest_cb, "s", NULL, NULL, { 0 } },

@@ -206,6 +206,8 @@ selected_page_cb (QuireWindow *self)
 
   gtk_widget_insert_action_group (GTK_WIDGET (self), "chat",
                                   chat != NULL ? quire_chat_view_get_actions (chat) : NULL);
+  if (self->restoring)
+    return;
   if (chat == NULL)
     {
       quire_sidebar_set_front (self->sidebar, NULL);
@@ -395,6 +397,7 @@ quire_window_restore (QuireWindow *self)
         g_ptr_array_add (open, g_steal_pointer (&item));
     }
   g_ptr_array_sort (open, by_tab);
+  self->restoring = TRUE;
   for (guint i = 0; i < open->len; i++)
     {
       QuireHistoryItem *item = g_ptr_array_index (open, i);
@@ -406,13 +409,13 @@ quire_window_restore (QuireWindow *self)
       if (was_front || front == NULL)
         front = page;
     }
-  if (front == NULL)
-    quire_window_new_chat (self);
+  if (front != NULL)
+    adw_tab_view_set_selected_page (self->tab_view, front);
+  self->restoring = FALSE;
+  if (front != NULL)
+    selected_page_cb (self);
   else
-    {
-      adw_tab_view_set_selected_page (self->tab_view, front);
-      gtk_widget_grab_focus (adw_tab_page_get_child (front));
-    }
+    quire_window_new_chat (self);
 }
 
 /* ---- Actions ---- */

@@ -29,6 +29,7 @@ struct _QuireWindow
 
   GQueue parked; /* (element-type QuireConversation) newest first */
   guint layout_id, tabs_id;
+  gboolean restoring; /* tabs are being added: none is in front yet */
   gboolean keep_tabs; /* it closes, and its tabs come back at the next start */
   int width;
   gboolean sidebar_docked, panel_docked;
