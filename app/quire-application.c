@@ -7,6 +7,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-paths.h"
 #include "app/quire-preferences-window.h"
 #include "app/quire-settings.h"
 #include "app/quire-window.h"
@@ -16,9 +17,10 @@ struct _QuireApplication
   AdwApplication parent_instance;
 
   QuireEngineClient *client;
+  QuireHistory *history;
   char *model;   /* --model, or NULL */
   char *backend; /* --backend, or NULL */
-  gboolean loaded;
+  gboolean loaded, restored;
 };
 
 G_DEFINE_FINAL_TYPE (QuireApplication, quire_application, ADW_TYPE_APPLICATION)
@@ -27,6 +29,12 @@ QuireEngineClient *
 quire_application_get_client (QuireApplication *self)
 {
   return self->client;
+}
+
+QuireHistory *
+quire_application_get_history (QuireApplication *self)
+{
+  return self->history;
 }
 
 /* ---- Engine and model ---- */
@@ -117,6 +125,9 @@ quit_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   for (GList *l = windows; l != NULL; l = l->next)
     if (!QUIRE_IS_WINDOW (l->data))
       gtk_window_destroy (l->data);
+  for (GList *l = windows; l != NULL; l = l->next)
+    if (QUIRE_IS_WINDOW (l->data))
+      quire_window_keep_tabs (l->data);
   for (GList *l = windows; l != NULL; l = l->next)
     if (QUIRE_IS_WINDOW (l->data))
       gtk_window_close (l->data);
@@ -213,6 +224,7 @@ quire_application_startup (GApplication *application)
     { "win.reopen-tab", { "<Control><Shift>t", NULL } },
     { "win.toggle-sidebar", { "F9", NULL } },
     { "win.toggle-panel", { "F12", NULL } },
+    { "win.search", { "<Control>f", NULL } },
     { "win.focus-composer", { "<Control>l", NULL } },
     { "chat.regenerate", { "<Control>r", NULL } },
     { "chat.copy-reply", { "<Control><Shift>c", NULL } },
@@ -225,6 +237,19 @@ quire_application_startup (GApplication *application)
     gtk_application_set_accels_for_action (GTK_APPLICATION (self), keys[i].action, keys[i].accels);
   gtk_window_set_default_icon_name (QUIRE_APP_ID);
   self->client = quire_engine_client_new ();
+  {
+    g_autofree char *path = quire_dup_history_path ();
+
+    self->history = quire_history_new (path);
+  }
+}
+
+/* The first window shows the tabs of the last time, as soon as they are known: some milliseconds after it is there. */
+static void
+history_opened_cb (QuireHistory *history, QuireWindow *window)
+{
+  g_signal_handlers_disconnect_by_func (history, history_opened_cb, window);
+  quire_window_restore (window);
 }
 
 static void
@@ -236,7 +261,14 @@ quire_application_activate (GApplication *application)
   if (window == NULL)
     {
       window = GTK_WINDOW (quire_window_new (self));
-      quire_window_new_chat (QUIRE_WINDOW (window));
+      if (self->restored)
+        quire_window_new_chat (QUIRE_WINDOW (window));
+      else if (quire_history_is_open (self->history))
+        quire_window_restore (QUIRE_WINDOW (window));
+      else
+        g_signal_connect_object (self->history, "opened", G_CALLBACK (history_opened_cb), window,
+                                 0);
+      self->restored = TRUE;
     }
   gtk_window_present (window);
   if (!self->loaded)
@@ -296,6 +328,7 @@ quire_application_shutdown (GApplication *application)
 
   G_APPLICATION_CLASS (quire_application_parent_class)->shutdown (application);
   g_clear_object (&self->client);
+  quire_history_close (self->history);
   g_settings_sync ();
 }
 
@@ -305,6 +338,7 @@ quire_application_finalize (GObject *object)
   QuireApplication *self = QUIRE_APPLICATION (object);
 
   g_clear_object (&self->client);
+  g_clear_object (&self->history);
   g_free (self->model);
   g_free (self->backend);
   G_OBJECT_CLASS (quire_application_parent_class)->finalize (object);

@@ -15,6 +15,7 @@
 #include "app/quire-settings.h"
 
 #define PUMP_HIDDEN_MS 250
+#define DRAFT_MS 1000
 #define COLUMN_PX 720
 #define COLUMN_TIGHT_PX 560
 /* Closer to the end than this counts as the end. */
@@ -35,7 +36,7 @@ struct _QuireChatView
   GtkWidget *jump;
   QuireComposer *composer;
 
-  guint tick_id, timer_id, follow_id;
+  guint tick_id, timer_id, follow_id, draft_id;
   gboolean stick;
   gboolean growing; /* the adjustment changes by itself */
 };
@@ -157,6 +158,10 @@ update_actions (QuireChatView *self)
     gboolean enabled;
   } states[] = {
     { "regenerate", has_reply && !running && ready },
+    { "continue", has_reply && !running && ready },
+    { "edit", !running && ready },
+    { "send-edit", !running && ready },
+    { "flip", !running },
     { "copy-reply", has_reply && !running },
     { "stop", running },
     { "cache-mode", !running },
@@ -202,7 +207,10 @@ items_changed_cb (QuireChatView *self, guint position, guint removed, guint adde
   row = gtk_widget_get_last_child (self->rows);
   if (row != NULL)
     quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), TRUE);
-  gtk_stack_set_visible_child_name (GTK_STACK (self->stack), row != NULL ? "transcript" : "empty");
+  /* What is still being read is not an empty chat. */
+  gtk_stack_set_visible_child_name (
+      GTK_STACK (self->stack),
+      row != NULL || !quire_conversation_is_loaded (self->conversation) ? "transcript" : "empty");
   update_actions (self);
 }
 
@@ -242,6 +250,89 @@ regenerate_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   self->stick = TRUE;
   quire_composer_grab_focus (self->composer);
   quire_conversation_regenerate (self->conversation, &settings);
+}
+
+static void
+continue_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  QuireTurnSettings settings;
+
+  if (!turn_settings (self, &settings))
+    return;
+  self->stick = TRUE;
+  quire_composer_grab_focus (self->composer);
+  quire_conversation_continue (self->conversation, &settings);
+}
+
+static GtkWidget *
+find_row (QuireChatView *self, guint seq)
+{
+  GtkWidget *row = gtk_widget_get_first_child (self->rows);
+
+  while (row != NULL
+         && quire_message_get_seq (quire_message_row_get_message (QUIRE_MESSAGE_ROW (row))) != seq)
+    row = gtk_widget_get_next_sibling (row);
+  return row;
+}
+
+static void
+edit_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  GtkWidget *row = find_row (user_data, g_variant_get_uint32 (parameter));
+
+  if (row != NULL)
+    quire_message_row_edit (QUIRE_MESSAGE_ROW (row));
+}
+
+static void
+send_edit_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  QuireTurnSettings settings;
+  const char *text;
+  GtkWidget *row;
+  guint seq;
+
+  g_variant_get (parameter, "(u&s)", &seq, &text);
+  row = find_row (self, seq);
+  if (row == NULL || !turn_settings (self, &settings))
+    return;
+  self->stick = TRUE;
+  quire_composer_grab_focus (self->composer);
+  quire_conversation_edit (
+      self->conversation, quire_message_row_get_message (QUIRE_MESSAGE_ROW (row)), text, &settings);
+}
+
+/* The reading place stays: what was flipped is where it was. */
+static void
+flip_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkWidget *row;
+  guint seq;
+  int by;
+
+  g_variant_get (parameter, "(ui)", &seq, &by);
+  row = find_row (self, seq);
+  if (row == NULL)
+    return;
+  self->stick = FALSE;
+  quire_composer_grab_focus (self->composer);
+  quire_conversation_flip (self->conversation,
+                           quire_message_row_get_message (QUIRE_MESSAGE_ROW (row)), by);
+}
+
+static void
+copy_message_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkWidget *row = find_row (self, g_variant_get_uint32 (parameter));
+
+  if (row == NULL)
+    return;
+  quire_message_row_copy (QUIRE_MESSAGE_ROW (row));
+  quire_chat_view_add_toast (self, adw_toast_new (_ ("Message copied")));
 }
 
 static void
@@ -324,6 +415,48 @@ snapshot_changed_cb (QuireChatView *self)
 
   quire_composer_set_context (self->composer, session != NULL ? session->n_tokens : 0,
                               status->model != NULL ? status->model->context_max : 0);
+}
+
+/* ---- The draft ---- */
+
+static GtkTextBuffer *
+get_buffer (QuireChatView *self)
+{
+  return gtk_text_view_get_buffer (quire_composer_get_text_view (self->composer));
+}
+
+void
+quire_chat_view_save_draft (QuireChatView *self)
+{
+  g_autofree char *text = NULL;
+
+  g_clear_handle_id (&self->draft_id, g_source_remove);
+  g_object_get (get_buffer (self), "text", &text, NULL);
+  quire_conversation_set_draft (self->conversation, text);
+}
+
+static gboolean
+draft_cb (gpointer user_data)
+{
+  QuireChatView *self = user_data;
+
+  self->draft_id = 0;
+  quire_chat_view_save_draft (self);
+  return G_SOURCE_REMOVE;
+}
+
+static void
+draft_changed_cb (QuireChatView *self)
+{
+  if (self->draft_id == 0)
+    self->draft_id = g_timeout_add (DRAFT_MS, draft_cb, self);
+}
+
+gboolean
+quire_chat_view_is_untouched (QuireChatView *self)
+{
+  return g_list_model_get_n_items (G_LIST_MODEL (self->conversation)) == 0
+         && gtk_text_buffer_get_char_count (get_buffer (self)) == 0;
 }
 
 /* ---- Building ---- */
@@ -449,6 +582,15 @@ build (QuireChatView *self)
   g_signal_connect_object (client, "snapshot-changed", G_CALLBACK (snapshot_changed_cb), self,
                            G_CONNECT_SWAPPED);
   items_changed_cb (self, 0, 0, g_list_model_get_n_items (G_LIST_MODEL (self->conversation)));
+  {
+    const char *draft
+        = quire_history_item_get (quire_conversation_get_item (self->conversation))->draft;
+
+    if (draft != NULL)
+      gtk_text_buffer_set_text (get_buffer (self), draft, -1);
+    g_signal_connect_object (get_buffer (self), "changed", G_CALLBACK (draft_changed_cb), self,
+                             G_CONNECT_SWAPPED);
+  }
   status_changed_cb (self);
   snapshot_changed_cb (self);
 }
@@ -496,6 +638,7 @@ quire_chat_view_dispose (GObject *object)
   QuireChatView *self = QUIRE_CHAT_VIEW (object);
 
   cancel_pump (self);
+  g_clear_handle_id (&self->draft_id, g_source_remove);
   g_clear_handle_id (&self->follow_id, g_source_remove);
   g_clear_object (&self->conversation);
   g_clear_object (&self->actions);
@@ -514,6 +657,11 @@ quire_chat_view_init (QuireChatView *self)
 {
   const GActionEntry entries[] = {
     { "regenerate", regenerate_cb, NULL, NULL, NULL, { 0 } },
+    { "continue", continue_cb, NULL, NULL, NULL, { 0 } },
+    { "edit", edit_cb, "u", NULL, NULL, { 0 } },
+    { "send-edit", send_edit_cb, "(us)", NULL, NULL, { 0 } },
+    { "flip", flip_cb, "(ui)", NULL, NULL, { 0 } },
+    { "copy-message", copy_message_cb, "u", NULL, NULL, { 0 } },
     { "stop", stop_cb, NULL, NULL, NULL, { 0 } },
     { "copy-reply", copy_reply_cb, NULL, NULL, NULL, { 0 } },
     { "suggest", suggest_cb, "s", NULL, NULL, { 0 } },

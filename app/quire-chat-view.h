@@ -18,6 +18,10 @@ GActionGroup *quire_chat_view_get_actions (QuireChatView *self);
 /* Its vertical scrolling, for tests. */
 GtkAdjustment *quire_chat_view_get_adjustment (QuireChatView *self);
 void quire_chat_view_add_toast (QuireChatView *self, AdwToast *toast);
+/* Writes the draft down now; else it is done a second after the last key. */
+void quire_chat_view_save_draft (QuireChatView *self);
+/* No message and no draft. */
+gboolean quire_chat_view_is_untouched (QuireChatView *self);
 void quire_chat_view_send (QuireChatView *self, const char *text);
 
 G_END_DECLS

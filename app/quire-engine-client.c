@@ -358,6 +358,13 @@ quire_engine_client_prefetch (QuireEngineClient *self, qe_session_id session)
 }
 
 void
+quire_engine_client_delete_files (QuireEngineClient *self, const char *disk_key)
+{
+  if (self->engine != NULL)
+    qe_engine_delete_session_files (self->engine, disk_key);
+}
+
+void
 quire_engine_client_close_session (QuireEngineClient *self, qe_session_id session)
 {
   if (self->engine != NULL && session != 0)

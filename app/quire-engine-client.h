@@ -51,6 +51,8 @@ gboolean quire_engine_client_set_session_cache (QuireEngineClient *self, qe_sess
                                                 const qe_cache_config *config, GError **error);
 /* @session came to the front; 0 is fine. */
 void quire_engine_client_prefetch (QuireEngineClient *self, qe_session_id session);
+/* Deletes all that the disk tier has of the conversation @disk_key. */
+void quire_engine_client_delete_files (QuireEngineClient *self, const char *disk_key);
 void quire_engine_client_close_session (QuireEngineClient *self, qe_session_id session);
 /* As qe_engine_generate(), with this client's wakeup. Returns: owned. */
 qe_request *quire_engine_client_generate (QuireEngineClient *self, qe_generate_params *params,

@@ -93,6 +93,8 @@ quire_format_ending (QuireMessage *message)
     {
     case QUIRE_REPLY_STOPPED:
       return g_strdup (_ ("Stopped"));
+    case QUIRE_REPLY_INTERRUPTED:
+      return g_strdup (_ ("Interrupted when Quire closed"));
       case QUIRE_REPLY_LENGTH: {
         g_autofree char *n = quire_format_count (reply->receipt.n_generated);
 

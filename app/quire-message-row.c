@@ -5,12 +5,14 @@
 #include "app/quire-message-row.h"
 
 #include <glib/gi18n.h>
+#include <string.h>
 
 #include "app/quire-format.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-markdown.h"
 #include "app/quire-status-line.h"
 #include "app/quire-thinking.h"
+#include "app/quire-versions.h"
 
 /* Longer user text goes into a text view, which lays out only what is seen. */
 #define LABEL_BYTES_MAX 4096
@@ -29,6 +31,10 @@ struct _QuireMessageRow
   GtkWidget *status;
   GtkWidget *receipt; /* GtkRevealer */
   gsize n_thinking_shown;
+
+  GtkWidget *bubble,
+      *actions; /* of the user's side, as the editor, which is there while it is edited */
+  GtkWidget *editor, *editor_view;
 };
 
 G_DEFINE_FINAL_TYPE (QuireMessageRow, quire_message_row, GTK_TYPE_BOX)
@@ -54,6 +60,103 @@ long_text_new (const char *text)
   gtk_scrolled_window_set_child (GTK_SCROLLED_WINDOW (scrolled), view);
   gtk_widget_set_hexpand (scrolled, TRUE);
   return scrolled;
+}
+
+static void
+end_edit (QuireMessageRow *self)
+{
+  gtk_widget_set_visible (self->bubble, TRUE);
+  gtk_widget_set_visible (self->actions, TRUE);
+  /* The focus goes first: else the view would jump to where GTK puts it. */
+  gtk_widget_activate_action (GTK_WIDGET (self), "win.focus-composer", NULL);
+  if (self->editor != NULL)
+    gtk_box_remove (GTK_BOX (self), g_steal_pointer (&self->editor));
+}
+
+static void
+send_edit (QuireMessageRow *self)
+{
+  g_autofree char *text = NULL;
+
+  g_object_get (gtk_text_view_get_buffer (GTK_TEXT_VIEW (self->editor_view)), "text", &text, NULL);
+  if (text[strspn (text, " \t\n")] == '\0')
+    return;
+  g_object_ref (self);
+  gtk_widget_activate_action (GTK_WIDGET (self), "chat.send-edit", "(us)",
+                              quire_message_get_seq (self->message), text);
+  if (self->editor != NULL && gtk_widget_get_parent (GTK_WIDGET (self)) != NULL)
+    end_edit (self);
+  g_object_unref (self);
+}
+
+/* On the box, not the text view: the input method has seen the key before. */
+static gboolean
+editor_key_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
+               GdkModifierType state, gpointer user_data)
+{
+  if (keyval != GDK_KEY_Escape)
+    return GDK_EVENT_PROPAGATE;
+  end_edit (user_data);
+  return GDK_EVENT_STOP;
+}
+
+void
+quire_message_row_edit (QuireMessageRow *self)
+{
+  GtkWidget *buttons, *cancel, *send;
+  GtkEventController *keys;
+  gsize n_bytes;
+  const char *text = quire_message_get_text (self->message, &n_bytes);
+  g_autofree char *valid = quire_text_make_valid (text, n_bytes);
+
+  if (self->editor != NULL || self->bubble == NULL)
+    return;
+  self->editor = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
+  gtk_widget_add_css_class (self->editor, "quire-editor");
+  self->editor_view = gtk_text_view_new ();
+  gtk_text_view_set_wrap_mode (GTK_TEXT_VIEW (self->editor_view), GTK_WRAP_WORD_CHAR);
+  gtk_text_view_set_accepts_tab (GTK_TEXT_VIEW (self->editor_view), FALSE);
+  gtk_text_buffer_set_text (gtk_text_view_get_buffer (GTK_TEXT_VIEW (self->editor_view)), valid,
+                            -1);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self->editor_view), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Edit your message"), -1);
+  gtk_box_append (GTK_BOX (self->editor), self->editor_view);
+  buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  gtk_widget_set_halign (buttons, GTK_ALIGN_END);
+  cancel = gtk_button_new_with_mnemonic (_ ("_Cancel"));
+  g_signal_connect_swapped (cancel, "clicked", G_CALLBACK (end_edit), self);
+  send = gtk_button_new_with_mnemonic (_ ("_Send"));
+  gtk_widget_add_css_class (send, "suggested-action");
+  g_signal_connect_swapped (send, "clicked", G_CALLBACK (send_edit), self);
+  gtk_box_append (GTK_BOX (buttons), cancel);
+  gtk_box_append (GTK_BOX (buttons), send);
+  gtk_box_append (GTK_BOX (self->editor), buttons);
+  keys = gtk_event_controller_key_new ();
+  g_signal_connect (keys, "key-pressed", G_CALLBACK (editor_key_cb), self);
+  gtk_widget_add_controller (self->editor, keys);
+  gtk_box_append (GTK_BOX (self), self->editor);
+  gtk_widget_grab_focus (self->editor_view);
+  gtk_widget_set_visible (self->bubble, FALSE);
+  gtk_widget_set_visible (self->actions, FALSE);
+}
+
+/* Under the bubble; the buttons come with the pointer or the focus. */
+static GtkWidget *
+user_actions_new (QuireMessageRow *self)
+{
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 0);
+  guint seq = quire_message_get_seq (self->message);
+
+  gtk_widget_add_css_class (box, "quire-user-actions");
+  gtk_widget_set_halign (box, GTK_ALIGN_END);
+  gtk_box_append (GTK_BOX (box),
+                  quire_icon_button_new ("edit-copy-symbolic", _ ("Copy Message"),
+                                         "chat.copy-message", g_variant_new_uint32 (seq)));
+  gtk_box_append (GTK_BOX (box),
+                  quire_icon_button_new ("document-edit-symbolic", _ ("Edit Message"), "chat.edit",
+                                         g_variant_new_uint32 (seq)));
+  gtk_box_append (GTK_BOX (box), quire_versions_new (self->message));
+  return box;
 }
 
 static void
@@ -85,6 +188,9 @@ build_user (QuireMessageRow *self)
   gtk_widget_add_css_class (bubble, "quire-bubble");
   gtk_widget_set_margin_start (bubble, 48);
   gtk_box_append (GTK_BOX (self), bubble);
+  self->bubble = bubble;
+  self->actions = user_actions_new (self);
+  gtk_box_append (GTK_BOX (self), self->actions);
 }
 
 /* ---- The reply's side ---- */
@@ -291,6 +397,12 @@ quire_message_row_init (QuireMessageRow *self)
 {
   gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);
   gtk_box_set_spacing (GTK_BOX (self), 6);
+}
+
+QuireMessage *
+quire_message_row_get_message (QuireMessageRow *self)
+{
+  return self->message;
 }
 
 GtkWidget *

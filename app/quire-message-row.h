@@ -9,6 +9,9 @@ G_BEGIN_DECLS
 G_DECLARE_FINAL_TYPE (QuireMessageRow, quire_message_row, QUIRE, MESSAGE_ROW, GtkBox)
 
 GtkWidget *quire_message_row_new (QuireMessage *message);
+QuireMessage *quire_message_row_get_message (QuireMessageRow *self);
+/* Turns the user's bubble into an editor; sending acts by chat.send-edit, with the message's number and the text. */
+void quire_message_row_edit (QuireMessageRow *self);
 void quire_message_row_set_last (QuireMessageRow *self, gboolean last);
 /* The reply without its thinking, to the clipboard. */
 void quire_message_row_copy (QuireMessageRow *self);

@@ -5,6 +5,7 @@
 
 #include "app/quire-figures.h"
 #include "app/quire-format.h"
+#include "app/quire-versions.h"
 
 /* The bar comes only when reading takes this long: most prompts are read sooner. */
 #define BAR_AFTER_US (400 * 1000)
@@ -19,6 +20,7 @@ struct _QuireStatusLine
   GtkWidget *bar;
   GtkWidget *copy_button;
   GtkWidget *regenerate_button;
+  GtkWidget *continue_button;
   GtkWidget *buttons;
   GtkRevealer *receipt; /* borrowed */
   gboolean last, hovered;
@@ -43,6 +45,8 @@ update_buttons (QuireStatusLine *self)
   gtk_widget_set_opacity (self->buttons,
                           !running && (self->last || self->hovered || focused) ? 1 : 0);
   gtk_widget_set_visible (self->regenerate_button, self->last);
+  gtk_widget_set_visible (self->continue_button,
+                          self->last && quire_message_can_continue (self->message));
 }
 
 /* All figures, those that the line has no room for too; not while the receipt below shows them. */
@@ -209,6 +213,13 @@ quire_status_line_init (QuireStatusLine *self)
   gtk_actionable_set_action_name (GTK_ACTIONABLE (self->regenerate_button), "chat.regenerate");
   gtk_box_append (GTK_BOX (self->buttons), self->regenerate_button);
   gtk_box_append (GTK_BOX (self), self->buttons);
+  self->continue_button = gtk_button_new_with_label (_ ("Continue"));
+  gtk_widget_add_css_class (self->continue_button, "flat");
+  gtk_widget_add_css_class (self->continue_button, "caption");
+  gtk_widget_add_css_class (self->continue_button, "continue");
+  gtk_widget_set_visible (self->continue_button, FALSE);
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (self->continue_button), "chat.continue");
+  gtk_box_insert_child_after (GTK_BOX (self), self->continue_button, self->receipt_button);
 
   g_signal_connect_swapped (motion, "enter", G_CALLBACK (enter_cb), self);
   g_signal_connect_swapped (motion, "leave", G_CALLBACK (leave_cb), self);
@@ -224,6 +235,9 @@ quire_status_line_new (QuireMessage *message)
   QuireStatusLine *self = g_object_new (QUIRE_TYPE_STATUS_LINE, NULL);
 
   self->message = g_object_ref (message);
+  /* Outside of the buttons that come with the pointer: that there are versions is always seen. */
+  gtk_box_insert_child_after (GTK_BOX (self), quire_versions_new (message),
+                              gtk_widget_get_prev_sibling (self->buttons));
   g_signal_connect_object (message, "changed", G_CALLBACK (update), self, G_CONNECT_SWAPPED);
   update (self);
   return GTK_WIDGET (self);

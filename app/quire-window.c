@@ -4,44 +4,16 @@
  * 1. apply_layout() alone sets the fold policies and which of the two flaps may be open, from the width; it runs in an
  *    idle after the surface's layout, and when a flap opens or closes.
  * 2. "Open" of the settings is the user's wish for a docked sidebar or panel; overlays start closed.
- * 3. A closed tab's conversation is parked (its pages are freed at once), so that closing can be undone. */
-#include "app/quire-window.h"
 
+ * Tabs and conversations are in quire-window-chats.c. */
 #include <glib/gi18n.h>
 
-#include "app/quire-cache-panel.h"
-#include "app/quire-engine-bar.h"
 #include "app/quire-format.h"
 #include "app/quire-layout.h"
 #include "app/quire-settings.h"
+#include "app/quire-sidebar-row.h"
 #include "app/quire-why-gpu.h"
-
-#define PARKED_MAX 10
-
-struct _QuireWindow
-{
-  AdwApplicationWindow parent_instance;
-
-  QuireEngineClient *client;
-  GSettings *settings;
-  AdwBin *content;
-  AdwFlap *sidebar_flap, *panel_flap;
-  AdwTabView *tab_view;
-  AdwWindowTitle *title;
-  GtkListBox *chat_list;
-  QuireCachePanel *panel;
-  QuireEngineBar *engine_bar;
-  GtkWidget *panel_button;
-  GMenuModel *primary_menu, *chat_menu;
-
-  GQueue parked; /* (element-type QuireConversation) newest first */
-  guint layout_id;
-  int width;
-  gboolean sidebar_docked, panel_docked;
-  gboolean applying;
-  gboolean menu_extended; /* the chat menu holds the primary menu, as the sidebar is not there */
-  gulong layout_handler;
-};
+#include "app/quire-window-private.h"
 
 G_DEFINE_FINAL_TYPE (QuireWindow, quire_window, ADW_TYPE_APPLICATION_WINDOW)
 
@@ -224,17 +196,9 @@ quire_window_get_tab_view (QuireWindow *self)
   return self->tab_view;
 }
 
-static const char *
-title_of (QuireConversation *conversation)
-{
-  const char *title = quire_conversation_get_title (conversation);
-
-  return title != NULL && title[0] != '\0' ? title : _ ("New Chat");
-}
-
 /* The model's name, where it runs, and the speed while something is written. */
-static void
-update_title (QuireWindow *self)
+void
+quire_window_update_title (QuireWindow *self)
 {
   const qe_engine_status *status = quire_engine_client_get_status (self->client);
   const qe_snapshot *snapshot = quire_engine_client_get_snapshot (self->client);
@@ -259,152 +223,13 @@ update_title (QuireWindow *self)
   adw_window_title_set_subtitle (self->title, subtitle->str);
   if (chat != NULL)
     {
-      const char *title = title_of (quire_chat_view_get_conversation (chat));
+      const char *title = quire_title_or_new (
+          quire_conversation_get_title (quire_chat_view_get_conversation (chat)));
 
       adw_window_title_set_title (self->title, title);
       gtk_window_set_title (GTK_WINDOW (self), title);
     }
   g_string_free (subtitle, TRUE);
-}
-
-static void
-conversation_notify_cb (QuireWindow *self, GParamSpec *pspec, QuireConversation *conversation)
-{
-  for (int i = 0; i < adw_tab_view_get_n_pages (self->tab_view); i++)
-    {
-      AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
-      QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
-      gboolean running = quire_conversation_is_running (conversation);
-
-      if (quire_chat_view_get_conversation (chat) != conversation)
-        continue;
-      adw_tab_page_set_title (page, title_of (conversation));
-      if (adw_tab_page_get_loading (page) && !running && !adw_tab_page_get_selected (page))
-        adw_tab_page_set_needs_attention (page, TRUE);
-      adw_tab_page_set_loading (page, running);
-    }
-  update_title (self);
-}
-
-static AdwTabPage *
-add_chat (QuireWindow *self, QuireConversation *conversation)
-{
-  GtkWidget *chat = quire_chat_view_new (conversation);
-  AdwTabPage *page = adw_tab_view_append (self->tab_view, chat);
-
-  adw_tab_page_set_title (page, title_of (conversation));
-  /* With the focus in another page, the tab view would move it to the first message, which selects its text. */
-  gtk_widget_set_can_focus (chat, FALSE);
-  adw_tab_view_set_selected_page (self->tab_view, page);
-  gtk_widget_set_can_focus (chat, TRUE);
-  gtk_widget_grab_focus (chat);
-  return page;
-}
-
-QuireChatView *
-quire_window_new_chat (QuireWindow *self)
-{
-  g_autoptr (QuireConversation) conversation = quire_conversation_new (self->client);
-  AdwTabPage *page;
-
-  quire_conversation_set_cache (conversation, quire_settings_get_cache (), NULL);
-  page = add_chat (self, conversation);
-
-  return QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
-}
-
-static void
-page_attached_cb (QuireWindow *self, AdwTabPage *page)
-{
-  QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
-  QuireConversation *conversation = quire_chat_view_get_conversation (chat);
-
-  g_signal_connect_object (conversation, "notify", G_CALLBACK (conversation_notify_cb), self,
-                           G_CONNECT_SWAPPED);
-}
-
-static void
-page_detached_cb (QuireWindow *self, AdwTabPage *page)
-{
-  QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
-
-  g_signal_handlers_disconnect_by_func (quire_chat_view_get_conversation (chat),
-                                        conversation_notify_cb, self);
-}
-
-static void
-selected_page_cb (QuireWindow *self)
-{
-  QuireChatView *chat = quire_window_get_chat (self);
-  QuireConversation *conversation;
-
-  gtk_widget_insert_action_group (GTK_WIDGET (self), "chat",
-                                  chat != NULL ? quire_chat_view_get_actions (chat) : NULL);
-  if (chat == NULL)
-    return;
-  conversation = quire_chat_view_get_conversation (chat);
-  adw_tab_page_set_needs_attention (adw_tab_view_get_selected_page (self->tab_view), FALSE);
-  quire_cache_panel_set_active_session (self->panel, quire_conversation_get_session (conversation));
-  quire_engine_client_prefetch (self->client, quire_conversation_get_session (conversation));
-  gtk_widget_grab_focus (GTK_WIDGET (chat));
-  for (int i = 0;; i++)
-    {
-      GtkListBoxRow *row = gtk_list_box_get_row_at_index (self->chat_list, i);
-
-      if (row == NULL)
-        break;
-      if (i
-          == adw_tab_view_get_page_position (self->tab_view,
-                                             adw_tab_view_get_selected_page (self->tab_view)))
-        gtk_list_box_select_row (self->chat_list, row);
-    }
-  update_title (self);
-}
-
-static void
-set_reopen_enabled (QuireWindow *self)
-{
-  GAction *action = g_action_map_lookup_action (G_ACTION_MAP (self), "reopen-tab");
-
-  g_simple_action_set_enabled (G_SIMPLE_ACTION (action), !g_queue_is_empty (&self->parked));
-}
-
-static gboolean
-close_page_cb (QuireWindow *self, AdwTabPage *page)
-{
-  QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
-  g_autoptr (QuireConversation) conversation
-      = g_object_ref (quire_chat_view_get_conversation (chat));
-  g_autofree char *text = g_strdup_printf (_ ("“%s” closed"), title_of (conversation));
-  gboolean empty = g_list_model_get_n_items (G_LIST_MODEL (conversation)) == 0;
-
-  quire_conversation_close (conversation);
-  adw_tab_view_close_page_finish (self->tab_view, page, TRUE);
-  if (adw_tab_view_get_n_pages (self->tab_view) == 0)
-    {
-      if (empty)
-        {
-          gtk_window_close (GTK_WINDOW (self));
-          return GDK_EVENT_STOP;
-        }
-      quire_window_new_chat (self);
-    }
-  if (!empty)
-    {
-      AdwToast *toast;
-      g_autofree char *escaped = g_markup_escape_text (text, -1);
-
-      g_queue_push_head (&self->parked, g_steal_pointer (&conversation));
-      while (g_queue_get_length (&self->parked) > PARKED_MAX)
-        g_object_unref (g_queue_pop_tail (&self->parked));
-      toast = adw_toast_new (escaped);
-      adw_toast_set_button_label (toast, _ ("Reopen"));
-      adw_toast_set_action_name (toast, "win.reopen-tab");
-      adw_toast_set_timeout (toast, 10);
-      quire_chat_view_add_toast (quire_window_get_chat (self), toast);
-      set_reopen_enabled (self);
-    }
-  return GDK_EVENT_STOP;
 }
 
 static AdwTabView *
@@ -425,42 +250,6 @@ n_pages_cb (QuireWindow *self)
   if (adw_tab_view_get_n_pages (self->tab_view) == 0
       && adw_tab_view_get_is_transferring_page (self->tab_view))
     gtk_window_destroy (GTK_WINDOW (self));
-}
-
-/* ---- The list of chats ---- */
-
-static GtkWidget *
-chat_row_new (gpointer item, gpointer user_data)
-{
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
-  GtkWidget *label = gtk_label_new (NULL);
-  GtkWidget *spinner = gtk_spinner_new ();
-  GtkWidget *dot = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 0);
-
-  gtk_label_set_ellipsize (GTK_LABEL (label), PANGO_ELLIPSIZE_END);
-  gtk_label_set_xalign (GTK_LABEL (label), 0);
-  gtk_widget_set_hexpand (label, TRUE);
-  gtk_widget_add_css_class (dot, "quire-dot");
-  gtk_widget_set_valign (dot, GTK_ALIGN_CENTER);
-  gtk_widget_set_tooltip_text (dot, _ ("A new reply"));
-  g_object_bind_property (item, "title", label, "label", G_BINDING_SYNC_CREATE);
-  g_object_bind_property (item, "title", label, "tooltip-text", G_BINDING_SYNC_CREATE);
-  g_object_bind_property (item, "loading", spinner, "spinning", G_BINDING_SYNC_CREATE);
-  g_object_bind_property (item, "loading", spinner, "visible", G_BINDING_SYNC_CREATE);
-  g_object_bind_property (item, "needs-attention", dot, "visible", G_BINDING_SYNC_CREATE);
-  gtk_box_append (GTK_BOX (box), label);
-  gtk_box_append (GTK_BOX (box), spinner);
-  gtk_box_append (GTK_BOX (box), dot);
-  return box;
-}
-
-static void
-row_activated_cb (QuireWindow *self, GtkListBoxRow *row)
-{
-  adw_tab_view_set_selected_page (
-      self->tab_view, adw_tab_view_get_nth_page (self->tab_view, gtk_list_box_row_get_index (row)));
-  if (!self->sidebar_docked)
-    adw_flap_set_reveal_flap (self->sidebar_flap, FALSE);
 }
 
 /* ---- Cache panel ---- */
@@ -496,6 +285,13 @@ session_activated_cb (QuireWindow *self, guint64 session)
     adw_tab_view_set_selected_page (self->tab_view, page);
 }
 
+void
+quire_window_leave_sidebar (QuireWindow *self)
+{
+  if (!self->sidebar_docked)
+    adw_flap_set_reveal_flap (self->sidebar_flap, FALSE);
+}
+
 static void
 panel_close_cb (QuireWindow *self)
 {
@@ -511,7 +307,7 @@ snapshot_changed_cb (QuireWindow *self)
     quire_cache_panel_set_active_session (
         self->panel, quire_conversation_get_session (quire_chat_view_get_conversation (chat)));
   update_panel (self);
-  update_title (self);
+  quire_window_update_title (self);
 }
 
 /* ---- Actions ---- */
@@ -522,8 +318,7 @@ new_tab_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   QuireWindow *self = user_data;
 
   quire_window_new_chat (self);
-  if (!self->sidebar_docked)
-    adw_flap_set_reveal_flap (self->sidebar_flap, FALSE);
+  quire_window_leave_sidebar (self);
 }
 
 static void
@@ -534,17 +329,6 @@ close_tab_action (GSimpleAction *action, GVariant *parameter, gpointer user_data
 
   if (page != NULL)
     adw_tab_view_close_page (self->tab_view, page);
-}
-
-static void
-reopen_tab_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
-{
-  QuireWindow *self = user_data;
-  g_autoptr (QuireConversation) conversation = g_queue_pop_head (&self->parked);
-
-  if (conversation != NULL)
-    add_chat (self, conversation);
-  set_reopen_enabled (self);
 }
 
 static void
@@ -579,6 +363,15 @@ focus_composer_action (GSimpleAction *action, GVariant *parameter, gpointer user
 
   if (chat != NULL)
     gtk_widget_grab_focus (GTK_WIDGET (chat));
+}
+
+static void
+search_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+
+  adw_flap_set_reveal_flap (self->sidebar_flap, TRUE);
+  quire_sidebar_focus_search (self->sidebar);
 }
 
 static void
@@ -653,13 +446,7 @@ quire_window_close_request (GtkWindow *window)
   g_settings_set_int (self->settings, "window-width", width);
   g_settings_set_int (self->settings, "window-height", height);
   g_settings_set_boolean (self->settings, "window-maximized", gtk_window_is_maximized (window));
-  for (int i = 0; i < adw_tab_view_get_n_pages (self->tab_view); i++)
-    {
-      AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
-
-      quire_conversation_close (
-          quire_chat_view_get_conversation (QUIRE_CHAT_VIEW (adw_tab_page_get_child (page))));
-    }
+  quire_window_close_chats (self);
   return GTK_WINDOW_CLASS (quire_window_parent_class)->close_request (window);
 }
 
@@ -690,7 +477,9 @@ quire_window_dispose (GObject *object)
   g_clear_handle_id (&self->layout_id, g_source_remove);
   if (self->panel != NULL)
     quire_cache_panel_set_title_func (self->panel, NULL, NULL);
+  g_clear_handle_id (&self->tabs_id, g_source_remove);
   g_queue_clear_full (&self->parked, g_object_unref);
+  g_clear_object (&self->history);
   g_clear_object (&self->client);
   G_OBJECT_CLASS (quire_window_parent_class)->dispose (object);
 }
@@ -706,6 +495,7 @@ quire_window_class_init (QuireWindowClass *klass)
   GTK_WINDOW_CLASS (klass)->close_request = quire_window_close_request;
   g_type_ensure (QUIRE_TYPE_CACHE_PANEL);
   g_type_ensure (QUIRE_TYPE_ENGINE_BAR);
+  g_type_ensure (QUIRE_TYPE_SIDEBAR);
   gtk_widget_class_set_template_from_resource (widget_class,
                                                "/io/github/quire_chat/Quire/quire-window.ui");
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, content);
@@ -713,7 +503,9 @@ quire_window_class_init (QuireWindowClass *klass)
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, panel_flap);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, tab_view);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, title);
-  gtk_widget_class_bind_template_child (widget_class, QuireWindow, chat_list);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, sidebar);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, history_bar);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, history_label);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, panel);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, engine_bar);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, panel_button);
@@ -727,7 +519,7 @@ quire_window_init (QuireWindow *self)
   const GActionEntry entries[] = {
     { "new-tab", new_tab_action, NULL, NULL, NULL, { 0 } },
     { "close-tab", close_tab_action, NULL, NULL, NULL, { 0 } },
-    { "reopen-tab", reopen_tab_action, NULL, NULL, NULL, { 0 } },
+    { "search", search_action, NULL, NULL, NULL, { 0 } },
     { "toggle-sidebar", toggle_action, NULL, "true", NULL, { 0 } },
     { "toggle-panel", toggle_action, NULL, "true", NULL, { 0 } },
     { "focus-composer", focus_composer_action, NULL, NULL, NULL, { 0 } },
@@ -740,14 +532,13 @@ quire_window_init (QuireWindow *self)
 
   GtkEventController *keys = gtk_event_controller_key_new ();
 
-  g_queue_init (&self->parked);
   g_signal_connect (keys, "key-pressed", G_CALLBACK (key_pressed_cb), self);
   gtk_widget_add_controller (GTK_WIDGET (self), keys);
   g_action_map_add_action_entries (G_ACTION_MAP (self), entries, G_N_ELEMENTS (entries), self);
   gtk_widget_init_template (GTK_WIDGET (self));
   gtk_widget_set_layout_manager (GTK_WIDGET (self->content),
                                  gtk_custom_layout_new (NULL, content_measure, content_allocate));
-  set_reopen_enabled (self);
+  quire_window_init_chats (self);
   self->settings = quire_settings_get_default ();
   self->sidebar_docked = self->panel_docked = TRUE;
   /* The composer's Home and End are for its text. */
@@ -763,19 +554,13 @@ connect_signals (QuireWindow *self)
   g_signal_connect_swapped (self->sidebar_flap, "notify::reveal-flap", G_CALLBACK (reveal_cb),
                             self);
   g_signal_connect_swapped (self->panel_flap, "notify::reveal-flap", G_CALLBACK (reveal_cb), self);
-  g_signal_connect_swapped (self->tab_view, "page-attached", G_CALLBACK (page_attached_cb), self);
-  g_signal_connect_swapped (self->tab_view, "page-detached", G_CALLBACK (page_detached_cb), self);
-  g_signal_connect_swapped (self->tab_view, "notify::selected-page", G_CALLBACK (selected_page_cb),
-                            self);
-  g_signal_connect_swapped (self->tab_view, "close-page", G_CALLBACK (close_page_cb), self);
   g_signal_connect_swapped (self->tab_view, "create-window", G_CALLBACK (create_window_cb), self);
   g_signal_connect_swapped (self->tab_view, "notify::n-pages", G_CALLBACK (n_pages_cb), self);
-  g_signal_connect_swapped (self->chat_list, "row-activated", G_CALLBACK (row_activated_cb), self);
   g_signal_connect_swapped (self->panel, "session-activated", G_CALLBACK (session_activated_cb),
                             self);
   g_signal_connect_swapped (self->panel, "close-clicked", G_CALLBACK (panel_close_cb), self);
-  g_signal_connect_object (self->client, "status-changed", G_CALLBACK (update_title), self,
-                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->client, "status-changed", G_CALLBACK (quire_window_update_title),
+                           self, G_CONNECT_SWAPPED);
   g_signal_connect_object (self->client, "snapshot-changed", G_CALLBACK (snapshot_changed_cb), self,
                            G_CONNECT_SWAPPED);
 }
@@ -784,10 +569,10 @@ QuireWindow *
 quire_window_new (QuireApplication *application)
 {
   QuireWindow *self = g_object_new (QUIRE_TYPE_WINDOW, "application", application, NULL);
-  g_autoptr (GtkSelectionModel) pages = adw_tab_view_get_pages (self->tab_view);
   int height;
 
   self->client = g_object_ref (quire_application_get_client (application));
+  self->history = g_object_ref (quire_application_get_history (application));
   gtk_window_set_default_size (GTK_WINDOW (self),
                                g_settings_get_int (self->settings, "window-width"),
                                g_settings_get_int (self->settings, "window-height"));
@@ -795,12 +580,12 @@ quire_window_new (QuireApplication *application)
     gtk_window_maximize (GTK_WINDOW (self));
 
   connect_signals (self);
-  gtk_list_box_bind_model (self->chat_list, G_LIST_MODEL (pages), chat_row_new, self, NULL);
+  quire_window_connect_chats (self);
   quire_cache_panel_set_title_func (self->panel, session_title, self);
   quire_engine_bar_set_client (self->engine_bar, self->client);
   gtk_window_get_default_size (GTK_WINDOW (self), &self->width, &height);
   apply_layout (self);
   update_panel (self);
-  update_title (self);
+  quire_window_update_title (self);
   return self;
 }

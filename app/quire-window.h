@@ -15,6 +15,10 @@ QuireChatView *quire_window_new_chat (QuireWindow *self);
 /* The chat in front; NULL while there is none. */
 QuireChatView *quire_window_get_chat (QuireWindow *self);
 AdwTabView *quire_window_get_tab_view (QuireWindow *self);
+/* Opens the tabs that were open when the last process ended; a new chat where there were none. */
+void quire_window_restore (QuireWindow *self);
+/* Its tabs come back at the next start, though another window may outlive it. */
+void quire_window_keep_tabs (QuireWindow *self);
 void quire_window_show_model_error (QuireWindow *self, const char *text);
 
 G_END_DECLS

@@ -1,0 +1,50 @@
+/* quire-window-private.h: what the files of the window share: quire-window.c (layout, panel, actions) and
+ * quire-window-chats.c (tabs and the conversations in them). */
+#pragma once
+#include "app/quire-cache-panel.h"
+#include "app/quire-engine-bar.h"
+#include "app/quire-sidebar.h"
+#include "app/quire-window.h"
+
+G_BEGIN_DECLS
+
+struct _QuireWindow
+{
+  AdwApplicationWindow parent_instance;
+
+  QuireEngineClient *client;
+  QuireHistory *history;
+  GSettings *settings;
+  AdwBin *content;
+  AdwFlap *sidebar_flap, *panel_flap;
+  AdwTabView *tab_view;
+  AdwWindowTitle *title;
+  QuireSidebar *sidebar;
+  GtkInfoBar *history_bar;
+  GtkLabel *history_label;
+  QuireCachePanel *panel;
+  QuireEngineBar *engine_bar;
+  GtkWidget *panel_button;
+  GMenuModel *primary_menu, *chat_menu;
+
+  GQueue parked; /* (element-type QuireConversation) newest first */
+  guint layout_id, tabs_id;
+  gboolean restoring; /* tabs are being added: none is in front yet */
+  gboolean keep_tabs; /* it closes, and its tabs come back at the next start */
+  int width;
+  gboolean sidebar_docked, panel_docked;
+  gboolean applying;
+  gboolean menu_extended; /* the chat menu holds the primary menu, as the sidebar is not there */
+  gulong layout_handler;
+};
+
+void quire_window_update_title (QuireWindow *self);
+/* Connects tabs, sidebar and history; adds the actions win.chat-*. */
+void quire_window_init_chats (QuireWindow *self);
+void quire_window_connect_chats (QuireWindow *self);
+/* Where an overlay sidebar has done its work. */
+void quire_window_leave_sidebar (QuireWindow *self);
+/* Stops the replies and writes drafts and tabs down, as the window closes. */
+void quire_window_close_chats (QuireWindow *self);
+
+G_END_DECLS
