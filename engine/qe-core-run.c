@@ -632,7 +632,9 @@ static bool submit_step(qe_core *core)
     uint32_t n = 0;
     bool prefill = false;
 
-    if (qe_steps_n_in_flight(core->steps) == 2)
+    /* Behind a cancelled step nothing is planned until its follower was read: a plan on the follower's tokens would fail as
+     * that did, and so on. */
+    if (qe_steps_n_in_flight(core->steps) == 2 || core->follows_cancelled)
         return false;
     bool filled;
     if (fill_any(core, &filled))
@@ -894,11 +896,23 @@ static void check_all(qe_core *core)
     }
 }
 
+/* A step that was cancelled drew no tokens, and the one submitted behind it may take some of them from their slots: then it
+ * fails as a whole (QK_INVALID), with members that have nothing to do with either. To those it is cancelled, too: they go on
+ * from what they have. */
+static void forgive_follower(qe_core *core, qe_step_done *done)
+{
+    bool follows = core->follows_cancelled;
+    core->follows_cancelled = done->status == QK_CANCELLED && qe_steps_n_in_flight(core->steps) > 0;
+    if (follows && done->status == QK_INVALID)
+        done->status = QK_CANCELLED;
+}
+
 static void read_step(qe_core *core)
 {
     qe_step_done done;
     if (!qe_steps_wait(core->steps, &done))
         return;
+    forgive_follower(core, &done);
     if (done.status == QK_DEVICE_LOST) {
         qe_core_lose(core, qk_backend_error(core->backend));
         return;

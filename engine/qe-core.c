@@ -275,6 +275,7 @@ static bool fill_device(qe_core *core, qk_progress_fn progress, void *user, GErr
         qe_backend_set_error(error, core->backend, status, "Cannot make the workspace");
         return false;
     }
+    core->follows_cancelled = false;
     status = qe_steps_new(
         core->context, core->queue, &core->params, qe_model_get_config(core->model)->vocab, &core->steps);
     if (status != QK_OK) {

@@ -90,6 +90,7 @@ struct qe_core {
     qk_context *context;
     qk_context_params params;
     qe_steps *steps;
+    bool follows_cancelled; /* the step in flight was planned on tokens that a cancelled one was to draw */
     qe_host_path host_paths[QE_KV_CLASSES]; /* never AUTO */
     qk_host_attender *attender;             /* NULL: the CPU attends to no host pages for this device */
     qk_buffer *synthetic[QE_KV_CLASSES];    /* of qe-core-synthetic.c; NULL until needed */
