@@ -40,9 +40,9 @@ name_of (QuireServer *self, qe_session_id id)
   return NULL;
 }
 
-/* A page a character: '0' + its tier, or 'a' + the tier when it is shared, or 'A' + the tier while it is being filled. */
+/* A page a character: '0' + its tier, or 'a' + the tier when it is shared, or 'A' + the tier while it has room. */
 static void
-add_session (QuireServer *self, const qe_session_view *v, GString *out)
+add_session (QuireServer *self, const qe_session_view *v, guint page_tokens, GString *out)
 {
   g_string_append_printf (out, "{\"number\":%" G_GUINT64_FORMAT ",", v->id);
   srv_json_add_member (out, "session_id", name_of (self, v->id));
@@ -55,7 +55,7 @@ add_session (QuireServer *self, const qe_session_view *v, GString *out)
   for (guint i = 0; i < MIN (v->n_pages, CELLS_MAX); i++)
     {
       guint8 flags = v->cells[i].flags;
-      char base = flags & QE_CELL_SHARED ? 'a' : flags & QE_CELL_TAIL ? 'A' : '0';
+      char base = flags & QE_CELL_SHARED ? 'a' : v->cells[i].n_tokens < page_tokens ? 'A' : '0';
 
       g_string_append_c (out, (char)(base + (flags & QE_CELL_TIER_MASK)));
     }
@@ -81,7 +81,7 @@ add_picture (QuireServer *self, const qe_snapshot *s, GString *out)
     {
       if (i > 0)
         g_string_append_c (out, ',');
-      add_session (self, &s->sessions[i], out);
+      add_session (self, &s->sessions[i], s->page_tokens, out);
     }
   g_string_append (out, "]}");
 }

@@ -29,6 +29,9 @@ async function call(path, options = {}) {
 
 const post = (path, body, signal) => call(path, { method: "POST", body: JSON.stringify(body), signal });
 
+// Whether the server has that session: it may have been started anew since.
+const has = async (id) => (await (await call("/v1/sessions")).json()).data.some((s) => s.id === id);
+
 let asking = null;
 function askToken() {
   asking ||= new Promise((done) => {
@@ -74,7 +77,7 @@ function load() {
 
 function newChat() {
   const id = "web-" + Array.from(crypto.getRandomValues(new Uint8Array(8)), (b) => b.toString(16).padStart(2, "0")).join("");
-  return { id, title: "New chat", messages: [], mode: "auto", think: false, pinned: false };
+  return { id, title: "New chat", messages: [], mode: "auto", think: "", pinned: false };
 }
 
 function open(chat) {
@@ -83,7 +86,7 @@ function open(chat) {
   drawChats();
   drawTranscript();
   $("mode").value = chat.mode;
-  $("think").checked = chat.think;
+  $("think").value = chat.think;
   $("pin").setAttribute("aria-pressed", String(chat.pinned));
   $("input").focus();
 }
@@ -118,7 +121,7 @@ function remove(chat) {
   if (running && running.chat === chat) running.stop();
   chats = chats.filter((c) => c !== chat);
   save();
-  call("/v1/sessions/" + chat.id, { method: "DELETE" }).catch(() => {}); // it may have none
+  has(chat.id).then((there) => there && call("/v1/sessions/" + chat.id, { method: "DELETE" })).catch((e) => status(e.message));
   status("Deleted " + chat.title);
   if (chat === current) open(chats[0] || newChat());
   else drawChats();
@@ -252,7 +255,7 @@ function toSend(messages) {
 async function ask(chat) {
   const reply = { role: "assistant", content: "", reasoning: "" };
   const body = { messages: toSend(chat.messages), session_id: chat.id, cache_mode: chat.mode, stream: true, return_progress: true, stream_options: { include_usage: true } };
-  if (model?.has_thinking) body.enable_thinking = chat.think;
+  if (model?.has_thinking && chat.think) body.enable_thinking = chat.think === "on";
   chat.messages.push(reply);
   const li = document.createElement("li");
   li.setAttribute("aria-label", "Model");
@@ -319,7 +322,9 @@ function regenerate() {
 
 async function fork() {
   const copy = { ...newChat(), title: current.title, messages: structuredClone(current.messages), mode: current.mode, think: current.think };
-  try { await post(`/v1/sessions/${current.id}/fork`, { session_id: copy.id }); } catch { /* the server has forgotten it: computed anew */ }
+  try {
+    if (await has(current.id)) await post(`/v1/sessions/${current.id}/fork`, { session_id: copy.id });
+  } catch (e) { status(e.message); } // without the fork its first turn computes all
   chats.unshift(copy);
   save();
   open(copy);
@@ -329,7 +334,7 @@ async function fork() {
 async function pin() {
   const pinned = !current.pinned;
   try {
-    try { await post("/v1/sessions", { session_id: current.id }); } catch { /* it is there */ }
+    if (!(await has(current.id))) await post("/v1/sessions", { session_id: current.id });
     await post(`/v1/sessions/${current.id}/pin`, { pinned });
     current.pinned = pinned;
     $("pin").setAttribute("aria-pressed", String(pinned));
@@ -434,7 +439,7 @@ async function start() {
   $("stop").addEventListener("click", () => running?.stop());
   $("new-chat").addEventListener("click", () => open(newChat()));
   $("mode").addEventListener("change", () => { current.mode = $("mode").value; save(); });
-  $("think").addEventListener("change", () => { current.think = $("think").checked; save(); });
+  $("think").addEventListener("change", () => { current.think = $("think").value; save(); });
   $("fork").addEventListener("click", fork);
   $("pin").addEventListener("click", pin);
   $("toggle-chats").addEventListener("click", () => show("sidebar", $("sidebar").hidden));
