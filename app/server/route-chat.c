@@ -21,6 +21,8 @@ typedef struct
   gsize n_thinking_sent, n_answer_sent;
   gboolean is_open; /* the first event was written */
   gboolean is_done;
+  GArray *logprobs; /* qe_token_logprobs: of all tokens so far */
+  guint n_logprobs_sent;
   qe_finish finish;
   qe_receipt receipt;
 } Out;
@@ -30,7 +32,7 @@ typedef struct
   QuireServer *server;
   SrvExchange *x; /* NULL once the peer has gone */
   SrvRequest r;
-  qe_session_id first_session;
+  qe_tokenizer *tokenizer; /* owned; where log-probabilities are wanted */
   char *id, *model, *fingerprint;
   gint64 created;
   Out outs[SRV_CHOICES_MAX];
@@ -48,8 +50,12 @@ job_free (Job *job)
 {
   g_clear_handle_id (&job->keepalive, g_source_remove);
   for (guint i = 0; i < SRV_CHOICES_MAX; i++)
-    if (job->outs[i].text != NULL)
-      g_string_free (job->outs[i].text, TRUE);
+    {
+      if (job->outs[i].text != NULL)
+        g_string_free (job->outs[i].text, TRUE);
+      g_clear_pointer (&job->outs[i].logprobs, g_array_unref);
+    }
+  g_clear_pointer (&job->tokenizer, qe_tokenizer_unref);
   srv_request_clear (&job->r);
   srv_error_clear (&job->failure);
   g_free (job->id);
@@ -172,13 +178,58 @@ split (Out *out, gboolean is_last)
 }
 
 static void
+add_token (const Job *job, guint32 id, float logprob, GString *out)
+{
+  gsize n = 0;
+  const char *bytes = qe_tokenizer_token_bytes (job->tokenizer, id, &n);
+
+  g_string_append (out, "\"token\":");
+  srv_json_add_string (out, bytes != NULL ? bytes : "", (gssize)n);
+  g_string_append (out, ",\"logprob\":");
+  srv_json_add_number (out, logprob);
+  g_string_append (out, ",\"bytes\":[");
+  for (gsize i = 0; i < n; i++)
+    g_string_append_printf (out, "%s%u", i > 0 ? "," : "", (guchar)bytes[i]);
+  g_string_append_c (out, ']');
+}
+
+/* The log-probabilities of the tokens from @first on. A chat's have the form of OpenAI's chat; a completion's, too, since the
+ * old form cannot hold tokens that are parts of characters. */
+static void
+add_logprobs (const Job *job, const Out *o, guint first, GString *out)
+{
+  g_string_append (out, ",\"logprobs\":");
+  if (!job->r.logprobs)
+    {
+      g_string_append (out, "null");
+      return;
+    }
+  g_string_append (out, "{\"content\":[");
+  for (guint i = first; i < o->logprobs->len; i++)
+    {
+      const qe_token_logprobs *t = &g_array_index (o->logprobs, qe_token_logprobs, i);
+
+      g_string_append (out, i > first ? ",{" : "{");
+      add_token (job, t->id, t->logprob, out);
+      g_string_append (out, ",\"top_logprobs\":[");
+      for (guint k = 0; k < t->n_top; k++)
+        {
+          g_string_append (out, k > 0 ? ",{" : "{");
+          add_token (job, t->top[k].id, t->top[k].logprob, out);
+          g_string_append_c (out, '}');
+        }
+      g_string_append (out, "]}");
+    }
+  g_string_append (out, "],\"refusal\":null}");
+}
+
+static void
 add_finish (GString *out, const Out *o)
 {
   if (o->is_done)
-    g_string_append_printf (out, ",\"logprobs\":null,\"finish_reason\":\"%s\"}",
-                            qe_finish_name (o->finish));
+    g_string_append_printf (out, ",\"finish_reason\":\"%s\"}", qe_finish_name (o->finish));
   else
-    g_string_append (out, ",\"logprobs\":null,\"finish_reason\":null}");
+    g_string_append (out, ",\"finish_reason\":null}");
 }
 
 static GString *
@@ -211,6 +262,7 @@ whole_answer (Job *job)
           g_string_append (out, "\"text\":");
           srv_json_add_string (out, o->text->str, (gssize)o->text->len);
         }
+      add_logprobs (job, o, 0, out);
       add_finish (out, o);
     }
   g_string_append (out, "],");
@@ -245,9 +297,9 @@ end_event (const Job *job, GString *out)
 
 /* @member: of the delta; NULL: an empty delta. */
 static void
-add_delta (const Job *job, guint i, const char *member, const char *text, gsize n, GString *out)
+add_delta (Job *job, guint i, const char *member, const char *text, gsize n, GString *out)
 {
-  const Out *o = &job->outs[i];
+  Out *o = &job->outs[i];
 
   begin_event (job, out);
   g_string_append_printf (out, ",\"choices\":[{\"index\":%u,", i);
@@ -266,18 +318,21 @@ add_delta (const Job *job, guint i, const char *member, const char *text, gsize 
       g_string_append (out, "\"text\":");
       srv_json_add_string (out, text, (gssize)n);
     }
-  g_string_append (out, ",\"logprobs\":null,\"finish_reason\":null}]");
+  add_logprobs (job, o, o->n_logprobs_sent, out);
+  o->n_logprobs_sent = o->logprobs->len;
+  g_string_append (out, ",\"finish_reason\":null}]");
   end_event (job, out);
 }
 
 static void
-add_last_delta (const Job *job, guint i, GString *out)
+add_last_delta (Job *job, guint i, GString *out)
 {
   const Out *o = &job->outs[i];
 
   begin_event (job, out);
   g_string_append_printf (out, ",\"choices\":[{\"index\":%u,%s", i,
                           is_chat (job) ? "\"delta\":{}" : "\"text\":\"\"");
+  add_logprobs (job, o, o->n_logprobs_sent, out);
   add_finish (out, o);
   g_string_append (out, "],");
   add_receipt (out, &o->receipt);
@@ -503,6 +558,8 @@ news_cb (SrvChoice *choice, const qe_update *u, gpointer user)
   GString *events;
 
   g_string_append_len (job->outs[i].text, u->text, (gssize)u->n_text);
+  if (u->logprobs != NULL)
+    g_array_append_vals (job->outs[i].logprobs, u->logprobs, u->n_ids);
   job->outs[i].receipt = u->receipt;
   if (u->state == QE_REQUEST_DONE && job->failure.status == 0)
     note_end (job, i, u);
@@ -536,6 +593,11 @@ start_choice (Job *job, guint i, qe_session_id session, const char *named)
   params.thinking = job->r.thinking;
   params.max_tokens = job->r.max_tokens;
   params.stop = (const char *const *)job->r.stop->pdata;
+  params.logit_bias = (const qe_logit_bias *)(gpointer)job->r.logit_bias->data;
+  params.n_logit_bias = job->r.logit_bias->len;
+  params.logprobs = job->r.logprobs;
+  params.n_top_logprobs = job->r.n_top_logprobs;
+  params.constraint = job->r.constraint;
   params.no_reuse = !job->r.use_cache && i == 0;
   if (is_chat (job))
     {
@@ -729,7 +791,13 @@ route (QuireServer *self, SoupServerMessage *msg, SrvEndpoint endpoint)
       job->r.sampling.has_seed = true;
     }
   for (guint i = 0; i < job->r.n; i++)
-    job->outs[i].text = g_string_new (NULL);
+    {
+      job->outs[i].text = g_string_new (NULL);
+      job->outs[i].logprobs = g_array_new (FALSE, FALSE, sizeof (qe_token_logprobs));
+    }
+  if (job->r.logprobs)
+    job->tokenizer
+        = qe_engine_dup_tokenizer (self->engine); /* there is a model: its id was checked */
   job->is_forked = job->r.n == 1;
   job->x = srv_exchange_new (self, msg);
   srv_exchange_set_funcs (job->x, closed_cb, drained_cb, job);

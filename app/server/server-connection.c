@@ -144,7 +144,7 @@ srv_status_phrase (guint status)
 
 /* Written past libsoup, to a socket whose peer is to go: a few hundred bytes, for which a new socket has room. */
 static void
-send_error (GSocket *socket, SrvError *error)
+send_error (GSocket *socket, SrvError *error, const char *allow)
 {
   g_autoptr (GString) body = g_string_new (NULL);
   g_autofree char *answer = NULL;
@@ -152,9 +152,10 @@ send_error (GSocket *socket, SrvError *error)
   srv_error_write (error, body);
   answer = g_strdup_printf (
       "HTTP/1.1 %u %s\r\nConnection: close\r\nContent-Type: application/json\r\n"
-      "X-Content-Type-Options: nosniff\r\n%sContent-Length: %" G_GSIZE_FORMAT "\r\n\r\n%s",
+      "X-Content-Type-Options: nosniff\r\n%s%s%s%sContent-Length: %" G_GSIZE_FORMAT "\r\n\r\n%s",
       error->status, srv_status_phrase (error->status),
-      error->status == 503 ? "Retry-After: 1\r\n" : "", body->len, body->str);
+      error->status == 503 ? "Retry-After: 1\r\n" : "", allow != NULL ? "Allow: " : "",
+      allow != NULL ? allow : "", allow != NULL ? "\r\n" : "", body->len, body->str);
   g_socket_set_blocking (socket, FALSE);
   g_socket_send (socket, answer, strlen (answer), NULL, NULL);
   srv_error_clear (error);
@@ -167,7 +168,7 @@ turn_away (GSocket *socket)
   SrvError error = { 0 };
 
   srv_error_set (&error, 503, "too_many_connections", NULL, "Too many connections");
-  send_error (socket, &error);
+  send_error (socket, &error, NULL);
   g_socket_close (socket, NULL);
 }
 
@@ -583,7 +584,9 @@ srv_refuse_now (SoupServerMessage *msg, SrvError *error)
   soup_message_body_set_accumulate (soup_server_message_get_request_body (msg), FALSE);
   if (c != NULL)
     {
-      send_error (c->socket, error);
+      send_error (
+          c->socket, error,
+          soup_message_headers_get_one (soup_server_message_get_response_headers (msg), "Allow"));
       g_socket_shutdown (c->socket, FALSE, TRUE, NULL);
       c->deadline = seconds_from_now (LINGER_SECONDS);
     }

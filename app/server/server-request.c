@@ -302,16 +302,6 @@ only_false (SrvRequest *r, const char *name, const SrvJson *value, SrvError *err
 }
 
 static gboolean
-only_zero (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
-{
-  if (value->type != SRV_JSON_NUMBER)
-    return wrong_type (name, value, "a number", error);
-  if (value->number == 0)
-    return TRUE;
-  return unsupported (name, "is not supported yet; leave it out or set it to 0", error);
-}
-
-static gboolean
 only_empty (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
 {
   if (value->type != SRV_JSON_ARRAY && value->type != SRV_JSON_OBJECT)
@@ -330,6 +320,26 @@ tool_choice (SrvRequest *r, const char *name, const SrvJson *value, SrvError *er
   return unsupported (name, "tools are not supported yet; “none” and “auto” are accepted", error);
 }
 
+/* ---- What a reply may be ---- */
+
+static gboolean
+json_schema (SrvRequest *r, const SrvJson *format, SrvError *error)
+{
+  const SrvJson *holder = srv_json_get (format, "json_schema"),
+                *schema = srv_json_get (holder, "schema");
+  g_autoptr (GString) text = g_string_new (NULL);
+  g_autoptr (GError) cause = NULL;
+
+  if (schema == NULL || schema->type != SRV_JSON_OBJECT)
+    return srv_error_set (error, 400, "invalid_value", "response_format",
+                          "response_format: expected an object json_schema.schema");
+  srv_json_write (text, schema);
+  r->constraint = qe_constraint_new_json_schema (text->str, (gssize)text->len, &cause);
+  return r->constraint != NULL
+         || srv_error_set (error, 400, "invalid_schema", "response_format", "response_format: %s",
+                           cause->message);
+}
+
 static gboolean
 response_format (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
 {
@@ -342,7 +352,79 @@ response_format (SrvRequest *r, const char *name, const SrvJson *value, SrvError
                           "response_format: expected a member “type”");
   if (strcmp (type->text, "text") == 0)
     return TRUE;
-  return unsupported (name, "only the type “text” is supported yet", error);
+  if (strcmp (type->text, "json_schema") == 0)
+    return json_schema (r, value, error);
+  if (strcmp (type->text, "json_object") == 0)
+    {
+      r->constraint = qe_constraint_new_json_object ();
+      return TRUE;
+    }
+  return unsupported (name, "the types are text, json_object and json_schema", error);
+}
+
+/* ---- Log-probabilities, biases ---- */
+
+static gboolean
+frequency_penalty (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
+  return take_range (name, value, -2, 2, &r->sampling.frequency_penalty, error);
+}
+
+static gboolean
+logprobs (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
+  return take_bool (name, value, &r->logprobs, error);
+}
+
+static gboolean
+top_logprobs (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
+  gint64 number = 0;
+
+  if (!take_integer (name, value, 0, QE_TOP_LOGPROBS_MAX, &number, error))
+    return FALSE;
+  r->n_top_logprobs = (guint)number;
+  return TRUE;
+}
+
+/* A completion's: how many beside the drawn token; 0 gives the drawn tokens' alone. */
+static gboolean
+completion_logprobs (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
+  if (!top_logprobs (r, name, value, error))
+    return FALSE;
+  r->logprobs = TRUE;
+  return TRUE;
+}
+
+static gboolean
+logit_bias (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
+  if (value->type != SRV_JSON_OBJECT)
+    return wrong_type (name, value, "an object of token ids and numbers", error);
+  if (value->items->len > SRV_LOGIT_BIAS_MAX)
+    return srv_error_set (error, 400, "invalid_value", name,
+                          "logit_bias: expected at most %u tokens", SRV_LOGIT_BIAS_MAX);
+  for (guint i = 0; i < value->items->len; i++)
+    {
+      qe_logit_bias bias = { 0 };
+      guint64 id;
+      double number = 0;
+
+      if (!g_ascii_string_to_unsigned (value->names->pdata[i], 10, 0, G_MAXUINT32, &id, NULL))
+        return srv_error_set (error, 400, "invalid_value", name,
+                              "logit_bias: a name is no token id");
+      if (!take_range (name, value->items->pdata[i], -100, 100, &number, error))
+        return FALSE;
+      bias.id = (uint32_t)id;
+      bias.value = (float)number;
+      for (guint k = 0; k < r->logit_bias->len; k++)
+        if (g_array_index (r->logit_bias, qe_logit_bias, k).id == bias.id)
+          return srv_error_set (error, 400, "invalid_value", name,
+                                "logit_bias: names a token twice");
+      g_array_append_val (r->logit_bias, bias);
+    }
+  return TRUE;
 }
 
 static gboolean
@@ -583,13 +665,13 @@ static const struct
   { "cache_mode", BOTH, cache_mode },
   { "enable_thinking", CHAT, enable_thinking },
   { "chat_template_kwargs", CHAT, chat_template_kwargs },
+  { "frequency_penalty", BOTH, frequency_penalty },
+  { "logit_bias", BOTH, logit_bias },
+  { "logprobs", CHAT, logprobs },
+  { "logprobs", COMPLETION, completion_logprobs },
+  { "top_logprobs", CHAT, top_logprobs },
+  { "response_format", BOTH, response_format },
   /* Not offered yet: each has one function here, where it is to be connected. */
-  { "frequency_penalty", BOTH, only_zero },
-  { "logit_bias", BOTH, only_empty },
-  { "logprobs", CHAT, only_false },
-  { "logprobs", COMPLETION, only_zero },
-  { "top_logprobs", CHAT, only_zero },
-  { "response_format", CHAT, response_format },
   { "tools", CHAT, only_empty },
   { "tool_choice", CHAT, tool_choice },
   { "functions", CHAT, only_empty },
@@ -685,6 +767,12 @@ check_whole (SrvRequest *r, SrvError *error)
   if (r->progress && !r->stream)
     return srv_error_set (error, 400, "invalid_value", "return_progress",
                           "return_progress: only with “stream”: true");
+  if (r->n_top_logprobs > 0 && !r->logprobs)
+    return srv_error_set (error, 400, "invalid_value", "top_logprobs",
+                          "top_logprobs: only with “logprobs”: true");
+  /* Who wants JSON wants it at once; a thought of any length before it is for those who ask for it. */
+  if (r->constraint != NULL && r->thinking == QE_THINKING_DEFAULT)
+    r->thinking = QE_THINKING_OFF;
   if (!qe_sampling_params_check (&r->sampling, &cause))
     return srv_error_set (error, 400, "invalid_value", NULL, "%s", cause->message);
   return TRUE;
@@ -701,6 +789,7 @@ srv_request_parse (SrvEndpoint endpoint, const char *body, gsize n, const qe_mod
     .messages = g_array_new (FALSE, FALSE, sizeof (qe_message)),
     .texts = g_ptr_array_new_with_free_func (g_free),
     .stop = g_ptr_array_new_with_free_func (g_free),
+    .logit_bias = g_array_new (FALSE, FALSE, sizeof (qe_logit_bias)),
     .n = 1,
     .use_cache = TRUE,
   };
@@ -721,6 +810,8 @@ srv_request_clear (SrvRequest *r)
   g_clear_pointer (&r->messages, g_array_unref);
   g_clear_pointer (&r->texts, g_ptr_array_unref);
   g_clear_pointer (&r->stop, g_ptr_array_unref);
+  g_clear_pointer (&r->logit_bias, g_array_unref);
+  g_clear_pointer (&r->constraint, qe_constraint_unref);
   g_clear_pointer (&r->ids, g_array_unref);
   g_clear_pointer (&r->prompt, g_free);
   g_clear_pointer (&r->model, g_free);

@@ -12,6 +12,7 @@
 G_BEGIN_DECLS
 
 #define SRV_STOP_MAX 4u
+#define SRV_LOGIT_BIAS_MAX 1024u
 #define SRV_CHOICES_MAX 16u
 #define SRV_SESSION_NAME_MAX 64u
 
@@ -38,6 +39,10 @@ typedef struct
   qe_thinking thinking;
   guint32 max_tokens; /* 0: until the context is full */
   GPtrArray *stop;    /* char *, NULL behind them */
+  GArray *logit_bias; /* qe_logit_bias */
+  gboolean logprobs;
+  guint n_top_logprobs;
+  qe_constraint *constraint; /* of response_format; NULL: none */
   guint n;
   gboolean stream, include_usage, progress;
   gboolean use_cache;

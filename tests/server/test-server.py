@@ -18,7 +18,7 @@ tests = []
 server = None
 LONG = "Tell me a story. " * 40
 ENDLESS = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 1.9, "seed": 5, "min_p": 0,
-           "top_p": 1, "top_k": 0}
+           "top_p": 1, "top_k": 0, "logit_bias": {"6139": -100, "6141": -100}}  # both of its end tokens
 
 
 def test(f):
@@ -327,6 +327,56 @@ def unknown_and_unsupported_members():
                      param=member)
     server.fails("POST", "/v1/chat/completions", 404, {"messages": [{"role": "user", "content": "x"}], "model": "gpt-9"},
                  code="model_not_found")
+
+
+@test
+def log_probabilities_and_biases():
+    text = "What is 27 plus 15?"
+    plain = server.chat(text)
+    a = server.chat(text, logprobs=True, top_logprobs=3)
+    assert a["choices"][0]["message"] == plain["choices"][0]["message"] and plain["choices"][0]["logprobs"] is None
+    tokens = a["choices"][0]["logprobs"]["content"]
+    assert len(tokens) == a["usage"]["completion_tokens"]
+    assert b"".join(bytes(t["bytes"]) for t in tokens).decode().startswith(a["choices"][0]["message"]["content"])
+    for t in tokens:
+        assert t["logprob"] <= 0 and len(t["top_logprobs"]) == 3
+        assert t["top_logprobs"][0]["logprob"] >= t["top_logprobs"][2]["logprob"]
+        assert t["top_logprobs"][0]["token"] == t["token"]  # greedy
+    chunks = list(server.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "temperature": 0,
+                                                         "logprobs": True, "top_logprobs": 3}))[:-1]
+    assert [t for c in chunks for t in c["choices"][0]["logprobs"]["content"]] == tokens
+    server.fails("POST", "/v1/chat/completions", 400, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
+                 param="top_logprobs")
+    first = server.json("POST", "/tokenize", {"prompt": tokens[0]["token"]})["tokens"]
+    assert len(first) == 1
+    b = server.chat(text, logit_bias={str(first[0]): -100}, logprobs=True)
+    assert b["choices"][0]["logprobs"]["content"][0]["token"] != tokens[0]["token"]
+    for bad in ({"x": 1}, {"1": 101}, {"1": "a"}, {"-1": 1}, {"1": 1, "01": 1}, [], {"99999999": 1}):
+        server.fails("POST", "/v1/chat/completions", 400, {"messages": [{"role": "user", "content": "x"}], "logit_bias": bad})
+    server.chat("Hello", frequency_penalty=1.5, max_tokens=4)
+
+
+@test
+def replies_that_are_json():
+    for temperature in (0, 1.2):
+        a = server.chat("Tell me about Oda.", response_format={"type": "json_object"}, temperature=temperature, seed=3, max_tokens=200)
+        c = a["choices"][0]
+        assert c["message"]["content"].lstrip().startswith("{")
+        if c["finish_reason"] == "stop":
+            assert isinstance(json.loads(c["message"]["content"]), dict)
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+              "required": ["name", "age"], "additionalProperties": False}
+    for seed in range(4):
+        a = server.chat("Who are you?", temperature=1.0, seed=seed, max_tokens=300,
+                        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+        c = a["choices"][0]
+        assert c["finish_reason"] == "stop", c
+        v = json.loads(c["message"]["content"])
+        assert set(v) == {"name", "age"} and len(v["name"]) <= 12 and 0 <= v["age"] <= 99, v
+    for bad in ({"type": "xml"}, {}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}},
+                {"type": "json_schema", "json_schema": {"schema": 7}}, "json"):
+        server.fails("POST", "/v1/chat/completions", 400, {"messages": [{"role": "user", "content": "x"}], "response_format": bad},
+                     param="response_format")
 
 
 @test

@@ -44,6 +44,12 @@ for (let i = 0; ; i++) {
   await new Promise((done) => setTimeout(done, 20));
 }
 
+const typed = await client.chat.completions.create({ model, messages, temperature: 0, max_tokens: 300, response_format: { type: "json_schema",
+  json_schema: { name: "person", strict: true, schema: { type: "object", properties: { name: { type: "string", maxLength: 12 } }, required: ["name"], additionalProperties: false } } } });
+assert.deepEqual(Object.keys(JSON.parse(typed.choices[0].message.content)), ["name"]);
+const probable = await client.chat.completions.create({ model, messages, temperature: 0, logprobs: true, top_logprobs: 2 });
+assert.equal(probable.choices[0].logprobs.content.length, probable.usage.completion_tokens);
+
 const raw = await client.completions.create({ model, prompt: "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", temperature: 0, max_tokens: 20 });
 assert.ok(raw.choices[0].text.length > 0);
 
