@@ -539,6 +539,7 @@ quire_window_init (QuireWindow *self)
   gtk_widget_set_layout_manager (GTK_WIDGET (self->content),
                                  gtk_custom_layout_new (NULL, content_measure, content_allocate));
   quire_window_init_chats (self);
+  quire_window_init_files (self);
   self->settings = quire_settings_get_default ();
   self->sidebar_docked = self->panel_docked = TRUE;
   /* The composer's Home and End are for its text. */

@@ -1,5 +1,6 @@
 /* test-app-history.c: conversations that stay: the real application, with its history on disk. See ui-harness.h. */
 #include <string.h>
+#include <unistd.h>
 
 #include "app/quire-message-row.h"
 #include "app/quire-paths.h"
@@ -363,6 +364,12 @@ static void test_restore(void)
     AdwTabView *view;
     QuireConversation *other;
 
+    /* Windows of the tests before were the last ones too. */
+    for (guint i = 0; i < g_list_model_get_n_items(quire_history_get_items(history())); i++) {
+        g_autoptr(QuireHistoryItem) item = g_list_model_get_item(quire_history_get_items(history()), i);
+
+        quire_history_item_edit(item)->tab = -1;
+    }
     open_window(1200, 800);
     say("My name is Ann.", 2);
     wait_for("the reply", is_idle, NULL);
@@ -383,7 +390,7 @@ static void test_restore(void)
 
         g_assert_cmpstr(shown, ==, second);
     }
-    g_assert_cmpint(adw_tab_view_get_n_pages(view), >=, 2);
+    g_assert_cmpint(adw_tab_view_get_n_pages(view), ==, 2);
     other = quire_chat_view_get_conversation(
         QUIRE_CHAT_VIEW(adw_tab_page_get_child(adw_tab_view_get_nth_page(view, 0))));
     g_assert_true(other != conversation());
@@ -403,6 +410,56 @@ static void test_restore(void)
     close_window();
 }
 
+static gboolean file_is_there(gpointer path)
+{
+    return g_file_test(path, G_FILE_TEST_EXISTS);
+}
+
+static gboolean is_other_chat(gpointer id)
+{
+    return strcmp(front_id(), id) != 0 && is_loaded(NULL) && has_n_messages(GUINT_TO_POINTER(2));
+}
+
+/* Out as Markdown and as JSON, and in again as another conversation with the same words. */
+static void test_export(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("quire-export-XXXXXX", NULL);
+    g_autofree char *md = g_build_filename(dir, "a.md", NULL), *json = g_build_filename(dir, "a.json", NULL);
+    g_autofree char *before = NULL, *after = NULL, *id = NULL, *text = NULL, *reply = NULL;
+    g_autoptr(GFile) md_file = g_file_new_for_path(md);
+    g_autoptr(GFile) json_file = g_file_new_for_path(json);
+    guint n;
+
+    open_window(900, 600);
+    say("My name is Ivy.", 2);
+    wait_for("the reply", is_idle, NULL);
+    before = dup_transcript();
+    reply = dup_reply();
+    id = g_strdup(front_id());
+    quire_window_export(window, quire_conversation_get_item(conversation()), FALSE, md_file);
+    wait_for("the Markdown", file_is_there, md);
+    quire_window_export(window, quire_conversation_get_item(conversation()), TRUE, json_file);
+    wait_for("the JSON", file_is_there, json);
+    g_assert_true(g_file_get_contents(md, &text, NULL, NULL));
+    g_assert_nonnull(strstr(text, "# My name is Ivy."));
+    g_assert_nonnull(strstr(text, reply));
+
+    quire_window_import(window, json_file);
+    wait_for("the imported chat", is_other_chat, id);
+    after = dup_transcript();
+    g_assert_cmpstr(after, ==, before);
+    /* What is no chat of ours is refused, and nothing is added. */
+    n = g_list_model_get_n_items(quire_history_get_items(history()));
+    quire_window_import(window, md_file);
+    wait_ms(300);
+    screenshot("history-12-refused.png");
+    g_assert_cmpuint(g_list_model_get_n_items(quire_history_get_items(history())), ==, n);
+    g_file_delete(md_file, NULL, NULL);
+    g_file_delete(json_file, NULL, NULL);
+    rmdir(dir);
+    close_window();
+}
+
 static void add_tests(void)
 {
     g_test_add_func("/app/history/keep", test_keep);
@@ -410,6 +467,7 @@ static void add_tests(void)
     g_test_add_func("/app/history/delete", test_delete);
     g_test_add_func("/app/history/branches", test_branches);
     g_test_add_func("/app/history/interrupted", test_interrupted);
+    g_test_add_func("/app/history/export", test_export);
     g_test_add_func("/app/history/restore", test_restore);
 }
 
