@@ -404,6 +404,16 @@ choose_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_d
 }
 
 static void
+load_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+
+  quire_application_choose_model (
+      QUIRE_APPLICATION (gtk_window_get_application (GTK_WINDOW (self))),
+      g_variant_get_string (parameter, NULL), GTK_WINDOW (self));
+}
+
+static void
 why_gpu_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
   quire_why_gpu_present (user_data);
@@ -524,6 +534,7 @@ quire_window_init (QuireWindow *self)
     { "toggle-panel", toggle_action, NULL, "true", NULL, { 0 } },
     { "focus-composer", focus_composer_action, NULL, NULL, NULL, { 0 } },
     { "choose-model", choose_model_action, NULL, NULL, NULL, { 0 } },
+    { "load-model", load_model_action, "s", NULL, NULL, { 0 } },
     { "why-gpu", why_gpu_action, NULL, NULL, NULL, { 0 } },
     { "cancel-load", engine_action, NULL, NULL, NULL, { 0 } },
     { "recover", engine_action, NULL, NULL, NULL, { 0 } },

@@ -410,6 +410,45 @@ static void test_restore(void)
     close_window();
 }
 
+static gboolean shows_bar(gpointer wanted)
+{
+    GtkWidget *bar = find(GTK_WIDGET(quire_window_get_chat(window)), GTK_TYPE_INFO_BAR);
+
+    return gtk_widget_get_visible(bar) == GPOINTER_TO_INT(wanted);
+}
+
+/* A chat that another model wrote says so; going on is the user's choice, and is recorded. */
+static void test_other_model(void)
+{
+    QuireStoredChat *chat;
+    GtkWidget *bar;
+
+    open_window(900, 600);
+    say("My name is Una.", 2);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_true(shows_bar(GINT_TO_POINTER(FALSE)));
+    chat = quire_history_item_edit(quire_conversation_get_item(conversation()));
+    g_assert_nonnull(chat->model_digest);
+    g_free(chat->model_digest);
+    chat->model_digest = g_strdup("another");
+    g_free(chat->model_name);
+    chat->model_name = g_strdup("Qwen3 8B");
+    key("ctrl+w");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    key("ctrl+shift+t");
+    wait_for("the chat", has_n_messages, GUINT_TO_POINTER(2));
+    wait_for("the bar", shows_bar, GINT_TO_POINTER(TRUE));
+    wait_ms(300);
+    screenshot("history-13-other-model.png");
+    bar = find(GTK_WIDGET(quire_window_get_chat(window)), GTK_TYPE_INFO_BAR);
+    gtk_info_bar_response(GTK_INFO_BAR(bar), GTK_RESPONSE_ACCEPT);
+    g_assert_true(shows_bar(GINT_TO_POINTER(FALSE)));
+    say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpstr(chat->model_digest, !=, "another");
+    close_window();
+}
+
 static gboolean file_is_there(gpointer path)
 {
     return g_file_test(path, G_FILE_TEST_EXISTS);
@@ -467,6 +506,7 @@ static void add_tests(void)
     g_test_add_func("/app/history/delete", test_delete);
     g_test_add_func("/app/history/branches", test_branches);
     g_test_add_func("/app/history/interrupted", test_interrupted);
+    g_test_add_func("/app/history/other-model", test_other_model);
     g_test_add_func("/app/history/export", test_export);
     g_test_add_func("/app/history/restore", test_restore);
 }
