@@ -442,6 +442,10 @@ model_bar_new (QuireChatView *self)
   self->load_button = gtk_info_bar_add_button (self->model_bar, _ ("_Load"), GTK_RESPONSE_APPLY);
   self->continue_button
       = gtk_info_bar_add_button (self->model_bar, _ ("Continue"), GTK_RESPONSE_ACCEPT);
+  /* A long name must not widen the window. */
+  gtk_label_set_ellipsize (GTK_LABEL (gtk_button_get_child (GTK_BUTTON (self->continue_button))),
+                           PANGO_ELLIPSIZE_END);
+  gtk_info_bar_set_message_type (self->model_bar, GTK_MESSAGE_OTHER);
   gtk_widget_set_visible (bar, FALSE);
   g_signal_connect_swapped (bar, "response", G_CALLBACK (model_response_cb), self);
   return bar;

@@ -17,6 +17,7 @@
 /* Longer user text goes into a text view, which lays out only what is seen. */
 #define LABEL_BYTES_MAX 4096
 #define LONG_TEXT_HEIGHT_PX 240
+#define EDITOR_HEIGHT_PX 60
 
 struct _QuireMessageRow
 {
@@ -112,7 +113,7 @@ editor_key_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
 void
 quire_message_row_edit (QuireMessageRow *self)
 {
-  GtkWidget *buttons, *cancel, *send;
+  GtkWidget *buttons, *cancel, *send, *scrolled;
   GtkEventController *keys;
   gsize n_bytes;
   const char *text = quire_message_get_text (self->message, &n_bytes);
@@ -120,6 +121,7 @@ quire_message_row_edit (QuireMessageRow *self)
 
   if (self->editor != NULL || self->bubble == NULL)
     return;
+  scrolled = gtk_scrolled_window_new ();
   self->editor = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
   gtk_widget_add_css_class (self->editor, "quire-editor");
   self->editor_view = gtk_text_view_new ();
@@ -129,7 +131,14 @@ quire_message_row_edit (QuireMessageRow *self)
                             -1);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->editor_view), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Edit your message"), -1);
-  gtk_box_append (GTK_BOX (self->editor), self->editor_view);
+  gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_NEVER,
+                                  GTK_POLICY_AUTOMATIC);
+  /* As high as the bubble was: a text view that has no width yet asks for a line a word. */
+  gtk_scrolled_window_set_min_content_height (
+      GTK_SCROLLED_WINDOW (scrolled),
+      CLAMP (gtk_widget_get_height (self->bubble), EDITOR_HEIGHT_PX, LONG_TEXT_HEIGHT_PX));
+  gtk_scrolled_window_set_child (GTK_SCROLLED_WINDOW (scrolled), self->editor_view);
+  gtk_box_append (GTK_BOX (self->editor), scrolled);
   buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   gtk_widget_set_halign (buttons, GTK_ALIGN_END);
   cancel = gtk_button_new_with_mnemonic (_ ("_Cancel"));
@@ -144,9 +153,9 @@ quire_message_row_edit (QuireMessageRow *self)
   g_signal_connect (keys, "key-pressed", G_CALLBACK (editor_key_cb), self);
   gtk_widget_add_controller (self->editor, keys);
   gtk_box_append (GTK_BOX (self), self->editor);
-  gtk_widget_grab_focus (self->editor_view);
   gtk_widget_set_visible (self->bubble, FALSE);
   gtk_widget_set_visible (self->actions, FALSE);
+  gtk_widget_grab_focus (self->editor_view);
 }
 
 /* Beside the bubble; the buttons come with the pointer or the focus. */
