@@ -9,6 +9,7 @@
 #include "app/quire-chat-view.h"
 
 #include <glib/gi18n.h>
+#include <string.h>
 
 #include "app/quire-compare-window.h"
 #include "app/quire-message-row.h"
@@ -28,6 +29,10 @@ struct _QuireChatView
   QuireConversation *conversation;
   GSimpleActionGroup *actions;
   GtkWidget *stack;
+  GtkInfoBar *model_bar; /* another model wrote this chat */
+  GtkLabel *model_label;
+  GtkWidget *load_button, *continue_button;
+  gboolean model_accepted; /* the user goes on with the model that is loaded */
   GtkWidget *status_page;
   AdwToastOverlay *toasts;
   GtkWidget *scrolled;
@@ -375,6 +380,77 @@ suggest_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   quire_chat_view_send (user_data, g_variant_get_string (parameter, NULL));
 }
 
+/* ---- The model that wrote it ---- */
+
+/* One model is loaded at a time. Nothing is loaded or continued unless the user says so. */
+static void
+update_model_bar (QuireChatView *self)
+{
+  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+  const qe_engine_status *status = quire_engine_client_get_status (client);
+  const QuireStoredChat *chat
+      = quire_history_item_get (quire_conversation_get_item (self->conversation));
+  g_autofree char *digest = status->model != NULL ? quire_model_dup_digest (status->model) : NULL;
+  gboolean other = digest != NULL && chat->model_digest != NULL && chat->model_name != NULL
+                   && g_list_model_get_n_items (G_LIST_MODEL (self->conversation)) > 0
+                   && strcmp (digest, chat->model_digest) != 0 && !self->model_accepted;
+
+  if (other)
+    {
+      g_autofree char *name = quire_model_dup_name (status->model);
+      g_autofree char *text
+          = g_strdup_printf (_ ("This chat used %s, which is not loaded."), chat->model_name);
+      /* Translators: the name of the model that is loaded. */
+      g_autofree char *go_on = g_strdup_printf (_ ("Continue with %s"), name);
+
+      gtk_label_set_text (self->model_label, text);
+      gtk_button_set_label (GTK_BUTTON (self->continue_button), go_on);
+      gtk_widget_set_visible (self->load_button,
+                              chat->model_dir != NULL
+                                  && g_file_test (chat->model_dir, G_FILE_TEST_IS_DIR));
+    }
+  gtk_info_bar_set_revealed (self->model_bar, other);
+  gtk_widget_set_visible (GTK_WIDGET (self->model_bar), other);
+}
+
+static void
+model_response_cb (QuireChatView *self, int response)
+{
+  const QuireStoredChat *chat
+      = quire_history_item_get (quire_conversation_get_item (self->conversation));
+
+  if (response == GTK_RESPONSE_ACCEPT)
+    self->model_accepted = TRUE;
+  else
+    gtk_widget_activate_action (GTK_WIDGET (self), "win.load-model", "s", chat->model_dir);
+  update_model_bar (self);
+  quire_composer_grab_focus (self->composer);
+}
+
+static GtkWidget *
+model_bar_new (QuireChatView *self)
+{
+  GtkWidget *bar = gtk_info_bar_new (), *label = gtk_label_new (NULL);
+
+  self->model_bar = GTK_INFO_BAR (bar);
+  self->model_label = GTK_LABEL (label);
+  gtk_label_set_wrap (self->model_label, TRUE);
+  gtk_label_set_wrap_mode (self->model_label, PANGO_WRAP_WORD_CHAR);
+  gtk_label_set_xalign (self->model_label, 0);
+  gtk_widget_set_hexpand (label, TRUE);
+  gtk_info_bar_add_child (self->model_bar, label);
+  self->load_button = gtk_info_bar_add_button (self->model_bar, _ ("_Load"), GTK_RESPONSE_APPLY);
+  self->continue_button
+      = gtk_info_bar_add_button (self->model_bar, _ ("Continue"), GTK_RESPONSE_ACCEPT);
+  /* A long name must not widen the window. */
+  gtk_label_set_ellipsize (GTK_LABEL (gtk_button_get_child (GTK_BUTTON (self->continue_button))),
+                           PANGO_ELLIPSIZE_END);
+  gtk_info_bar_set_message_type (self->model_bar, GTK_MESSAGE_OTHER);
+  gtk_widget_set_visible (bar, FALSE);
+  g_signal_connect_swapped (bar, "response", G_CALLBACK (model_response_cb), self);
+  return bar;
+}
+
 /* ---- Engine ---- */
 
 static void
@@ -402,6 +478,7 @@ status_changed_cb (QuireChatView *self)
     adw_status_page_set_description (ADW_STATUS_PAGE (self->status_page), escaped);
   }
   gtk_widget_set_sensitive (suggestions, status->state == QE_ENGINE_READY);
+  update_model_bar (self);
   update_actions (self);
 }
 
@@ -563,6 +640,7 @@ build (QuireChatView *self)
   self->toasts = ADW_TOAST_OVERLAY (adw_toast_overlay_new ());
   adw_toast_overlay_set_child (self->toasts, self->stack);
   gtk_widget_set_vexpand (GTK_WIDGET (self->toasts), TRUE);
+  gtk_box_append (GTK_BOX (self), model_bar_new (self));
   gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->toasts));
 
   self->composer = QUIRE_COMPOSER (quire_composer_new (self->conversation));
@@ -575,6 +653,10 @@ build (QuireChatView *self)
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (update_actions), self,
                            G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (update_model_bar),
+                           self, G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "notify::loaded", G_CALLBACK (update_model_bar),
+                           self, G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "news", G_CALLBACK (news_cb), self,
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (client, "status-changed", G_CALLBACK (status_changed_cb), self,

@@ -17,6 +17,7 @@
 /* Longer user text goes into a text view, which lays out only what is seen. */
 #define LABEL_BYTES_MAX 4096
 #define LONG_TEXT_HEIGHT_PX 240
+#define EDITOR_HEIGHT_PX 60
 
 struct _QuireMessageRow
 {
@@ -32,8 +33,8 @@ struct _QuireMessageRow
   GtkWidget *receipt; /* GtkRevealer */
   gsize n_thinking_shown;
 
-  GtkWidget *bubble,
-      *actions; /* of the user's side, as the editor, which is there while it is edited */
+  /* Of the user's side; the editor is there while it is edited. */
+  GtkWidget *bubble, *actions;
   GtkWidget *editor, *editor_view;
 };
 
@@ -62,11 +63,20 @@ long_text_new (const char *text)
   return scrolled;
 }
 
+static gboolean
+has_versions (QuireMessageRow *self)
+{
+  guint n;
+
+  quire_message_get_version (self->message, &n);
+  return n > 1;
+}
+
 static void
 end_edit (QuireMessageRow *self)
 {
   gtk_widget_set_visible (self->bubble, TRUE);
-  gtk_widget_set_visible (self->actions, TRUE);
+  gtk_widget_set_visible (self->actions, has_versions (self));
   /* The focus goes first: else the view would jump to where GTK puts it. */
   gtk_widget_activate_action (GTK_WIDGET (self), "win.focus-composer", NULL);
   if (self->editor != NULL)
@@ -103,7 +113,7 @@ editor_key_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
 void
 quire_message_row_edit (QuireMessageRow *self)
 {
-  GtkWidget *buttons, *cancel, *send;
+  GtkWidget *buttons, *cancel, *send, *scrolled;
   GtkEventController *keys;
   gsize n_bytes;
   const char *text = quire_message_get_text (self->message, &n_bytes);
@@ -111,6 +121,7 @@ quire_message_row_edit (QuireMessageRow *self)
 
   if (self->editor != NULL || self->bubble == NULL)
     return;
+  scrolled = gtk_scrolled_window_new ();
   self->editor = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
   gtk_widget_add_css_class (self->editor, "quire-editor");
   self->editor_view = gtk_text_view_new ();
@@ -120,7 +131,14 @@ quire_message_row_edit (QuireMessageRow *self)
                             -1);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->editor_view), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Edit your message"), -1);
-  gtk_box_append (GTK_BOX (self->editor), self->editor_view);
+  gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_NEVER,
+                                  GTK_POLICY_AUTOMATIC);
+  /* As high as the bubble was: a text view that has no width yet asks for a line a word. */
+  gtk_scrolled_window_set_min_content_height (
+      GTK_SCROLLED_WINDOW (scrolled),
+      CLAMP (gtk_widget_get_height (self->bubble), EDITOR_HEIGHT_PX, LONG_TEXT_HEIGHT_PX));
+  gtk_scrolled_window_set_child (GTK_SCROLLED_WINDOW (scrolled), self->editor_view);
+  gtk_box_append (GTK_BOX (self->editor), scrolled);
   buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   gtk_widget_set_halign (buttons, GTK_ALIGN_END);
   cancel = gtk_button_new_with_mnemonic (_ ("_Cancel"));
@@ -135,12 +153,12 @@ quire_message_row_edit (QuireMessageRow *self)
   g_signal_connect (keys, "key-pressed", G_CALLBACK (editor_key_cb), self);
   gtk_widget_add_controller (self->editor, keys);
   gtk_box_append (GTK_BOX (self), self->editor);
-  gtk_widget_grab_focus (self->editor_view);
   gtk_widget_set_visible (self->bubble, FALSE);
   gtk_widget_set_visible (self->actions, FALSE);
+  gtk_widget_grab_focus (self->editor_view);
 }
 
-/* Under the bubble; the buttons come with the pointer or the focus. */
+/* Beside the bubble; the buttons come with the pointer or the focus. */
 static GtkWidget *
 user_actions_new (QuireMessageRow *self)
 {
@@ -149,13 +167,14 @@ user_actions_new (QuireMessageRow *self)
 
   gtk_widget_add_css_class (box, "quire-user-actions");
   gtk_widget_set_halign (box, GTK_ALIGN_END);
+  gtk_widget_set_valign (box, GTK_ALIGN_CENTER);
+  gtk_widget_set_hexpand (box, TRUE);
   gtk_box_append (GTK_BOX (box),
                   quire_icon_button_new ("edit-copy-symbolic", _ ("Copy Message"),
                                          "chat.copy-message", g_variant_new_uint32 (seq)));
   gtk_box_append (GTK_BOX (box),
                   quire_icon_button_new ("document-edit-symbolic", _ ("Edit Message"), "chat.edit",
                                          g_variant_new_uint32 (seq)));
-  gtk_box_append (GTK_BOX (box), quire_versions_new (self->message));
   return box;
 }
 
@@ -166,8 +185,10 @@ build_user (QuireMessageRow *self)
   const char *text = quire_message_get_text (self->message, &n_bytes);
   g_autofree char *valid = quire_text_make_valid (text, n_bytes);
   g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
+  GtkWidget *line = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   GtkWidget *bubble;
 
+  gtk_widget_add_css_class (line, "quire-user");
   if (n_bytes > LABEL_BYTES_MAX)
     bubble = long_text_new (valid);
   else
@@ -182,14 +203,15 @@ build_user (QuireMessageRow *self)
       gtk_label_set_xalign (GTK_LABEL (bubble), 0);
       gtk_label_set_max_width_chars (GTK_LABEL (bubble), 64);
       gtk_widget_set_focus_on_click (bubble, FALSE);
-      gtk_widget_set_halign (bubble, GTK_ALIGN_END);
-      gtk_widget_set_hexpand (bubble, TRUE);
     }
   gtk_widget_add_css_class (bubble, "quire-bubble");
-  gtk_widget_set_margin_start (bubble, 48);
-  gtk_box_append (GTK_BOX (self), bubble);
-  self->bubble = bubble;
-  self->actions = user_actions_new (self);
+  gtk_box_append (GTK_BOX (line), user_actions_new (self));
+  gtk_box_append (GTK_BOX (line), bubble);
+  gtk_box_append (GTK_BOX (self), line);
+  self->bubble = line;
+  self->actions = quire_versions_new (self->message);
+  gtk_widget_add_css_class (self->actions, "quire-user-versions");
+  gtk_widget_set_halign (self->actions, GTK_ALIGN_END);
   gtk_box_append (GTK_BOX (self), self->actions);
 }
 

@@ -25,6 +25,7 @@ struct _QuireSidebar
   GtkWidget *empty;
   GtkWidget *list;
   GtkWidget *trash_button;
+  AdwButtonContent *trash_label;
   GtkWidget *popover; /* the menu or the rename popover that is open; NULL */
   GListStore *lines;
   GtkSingleSelection *selection;
@@ -123,8 +124,9 @@ update_empty (QuireSidebar *self, gboolean has_trash)
       g_list_model_get_n_items (G_LIST_MODEL (self->lines)) > 0 ? "list" : "empty");
   gtk_widget_set_visible (self->search, !self->trash);
   gtk_widget_set_visible (self->trash_button, has_trash || self->trash);
-  gtk_button_set_label (GTK_BUTTON (self->trash_button),
-                        self->trash ? _ ("Back to Chats") : _ ("Trash"));
+  adw_button_content_set_label (self->trash_label, self->trash ? _ ("Back to Chats") : _ ("Trash"));
+  adw_button_content_set_icon_name (self->trash_label,
+                                    self->trash ? "go-previous-symbolic" : "user-trash-symbolic");
 }
 
 static void
@@ -610,7 +612,10 @@ quire_sidebar_init (QuireSidebar *self)
   gtk_stack_add_named (GTK_STACK (self->stack), self->empty, "empty");
   gtk_box_append (GTK_BOX (self), self->stack);
 
-  self->trash_button = gtk_button_new_with_label (_ ("Trash"));
+  self->trash_button = gtk_button_new ();
+  self->trash_label = ADW_BUTTON_CONTENT (adw_button_content_new ());
+  gtk_button_set_child (GTK_BUTTON (self->trash_button), GTK_WIDGET (self->trash_label));
+  gtk_widget_set_halign (GTK_WIDGET (self->trash_label), GTK_ALIGN_START);
   gtk_widget_add_css_class (self->trash_button, "flat");
   gtk_widget_add_css_class (self->trash_button, "quire-trash");
   gtk_widget_set_visible (self->trash_button, FALSE);

@@ -42,6 +42,8 @@ void quire_window_update_title (QuireWindow *self);
 /* Connects tabs, sidebar and history; adds the actions win.chat-*. */
 void quire_window_init_chats (QuireWindow *self);
 void quire_window_connect_chats (QuireWindow *self);
+/* Adds the actions for files. */
+void quire_window_init_files (QuireWindow *self);
 /* Where an overlay sidebar has done its work. */
 void quire_window_leave_sidebar (QuireWindow *self);
 /* Stops the replies and writes drafts and tabs down, as the window closes. */

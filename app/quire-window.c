@@ -404,6 +404,16 @@ choose_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_d
 }
 
 static void
+load_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireWindow *self = user_data;
+
+  quire_application_choose_model (
+      QUIRE_APPLICATION (gtk_window_get_application (GTK_WINDOW (self))),
+      g_variant_get_string (parameter, NULL), GTK_WINDOW (self));
+}
+
+static void
 why_gpu_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
   quire_why_gpu_present (user_data);
@@ -524,6 +534,7 @@ quire_window_init (QuireWindow *self)
     { "toggle-panel", toggle_action, NULL, "true", NULL, { 0 } },
     { "focus-composer", focus_composer_action, NULL, NULL, NULL, { 0 } },
     { "choose-model", choose_model_action, NULL, NULL, NULL, { 0 } },
+    { "load-model", load_model_action, "s", NULL, NULL, { 0 } },
     { "why-gpu", why_gpu_action, NULL, NULL, NULL, { 0 } },
     { "cancel-load", engine_action, NULL, NULL, NULL, { 0 } },
     { "recover", engine_action, NULL, NULL, NULL, { 0 } },
@@ -539,6 +550,7 @@ quire_window_init (QuireWindow *self)
   gtk_widget_set_layout_manager (GTK_WIDGET (self->content),
                                  gtk_custom_layout_new (NULL, content_measure, content_allocate));
   quire_window_init_chats (self);
+  quire_window_init_files (self);
   self->settings = quire_settings_get_default ();
   self->sidebar_docked = self->panel_docked = TRUE;
   /* The composer's Home and End are for its text. */

@@ -19,6 +19,9 @@ AdwTabView *quire_window_get_tab_view (QuireWindow *self);
 void quire_window_restore (QuireWindow *self);
 /* Its tabs come back at the next start, though another window may outlive it. */
 void quire_window_keep_tabs (QuireWindow *self);
+/* @item to @file, and back as a new conversation that is opened; a toast says how it went. */
+void quire_window_export (QuireWindow *self, QuireHistoryItem *item, gboolean json, GFile *file);
+void quire_window_import (QuireWindow *self, GFile *file);
 void quire_window_show_model_error (QuireWindow *self, const char *text);
 
 G_END_DECLS

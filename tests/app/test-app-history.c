@@ -1,5 +1,6 @@
 /* test-app-history.c: conversations that stay: the real application, with its history on disk. See ui-harness.h. */
 #include <string.h>
+#include <unistd.h>
 
 #include "app/quire-message-row.h"
 #include "app/quire-paths.h"
@@ -243,6 +244,13 @@ static void test_delete(void)
     close_window();
 }
 
+static gboolean has_reply_to(gpointer text)
+{
+    g_autoptr(QuireMessage) user = g_list_model_get_item(G_LIST_MODEL(conversation()), 2);
+
+    return strcmp(quire_message_get_text(user, NULL), text) == 0;
+}
+
 /* Edit and regenerate keep the old version, flipping shows it with what followed, and the cache serves what is shared. */
 static void test_branches(void)
 {
@@ -266,8 +274,8 @@ static void test_branches(void)
     key("ctrl+a");
     type("Tell me a story.");
     screenshot("history-6-edit.png");
-    g_assert_true(gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.send-edit",
-        "(us)", quire_message_get_seq(user), "Tell me a story."));
+    key("alt+s");
+    wait_for("the other version", has_reply_to, "Tell me a story.");
     wait_for("the reply", is_idle, NULL);
     g_assert_true(has_n_messages(GUINT_TO_POINTER(4)));
     g_assert_cmpuint(receipt()->n_reused, >, 0);
@@ -363,6 +371,12 @@ static void test_restore(void)
     AdwTabView *view;
     QuireConversation *other;
 
+    /* Windows of the tests before were the last ones too. */
+    for (guint i = 0; i < g_list_model_get_n_items(quire_history_get_items(history())); i++) {
+        g_autoptr(QuireHistoryItem) item = g_list_model_get_item(quire_history_get_items(history()), i);
+
+        quire_history_item_edit(item)->tab = -1;
+    }
     open_window(1200, 800);
     say("My name is Ann.", 2);
     wait_for("the reply", is_idle, NULL);
@@ -383,7 +397,7 @@ static void test_restore(void)
 
         g_assert_cmpstr(shown, ==, second);
     }
-    g_assert_cmpint(adw_tab_view_get_n_pages(view), >=, 2);
+    g_assert_cmpint(adw_tab_view_get_n_pages(view), ==, 2);
     other = quire_chat_view_get_conversation(
         QUIRE_CHAT_VIEW(adw_tab_page_get_child(adw_tab_view_get_nth_page(view, 0))));
     g_assert_true(other != conversation());
@@ -403,6 +417,95 @@ static void test_restore(void)
     close_window();
 }
 
+static gboolean shows_bar(gpointer wanted)
+{
+    GtkWidget *bar = find(GTK_WIDGET(quire_window_get_chat(window)), GTK_TYPE_INFO_BAR);
+
+    return gtk_widget_get_visible(bar) == GPOINTER_TO_INT(wanted);
+}
+
+/* A chat that another model wrote says so; going on is the user's choice, and is recorded. */
+static void test_other_model(void)
+{
+    QuireStoredChat *chat;
+    GtkWidget *bar;
+
+    open_window(900, 600);
+    say("My name is Una.", 2);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_true(shows_bar(GINT_TO_POINTER(FALSE)));
+    chat = quire_history_item_edit(quire_conversation_get_item(conversation()));
+    g_assert_nonnull(chat->model_digest);
+    g_free(chat->model_digest);
+    chat->model_digest = g_strdup("another");
+    g_free(chat->model_name);
+    chat->model_name = g_strdup("Qwen3 8B");
+    key("ctrl+w");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    key("ctrl+shift+t");
+    wait_for("the chat", has_n_messages, GUINT_TO_POINTER(2));
+    wait_for("the bar", shows_bar, GINT_TO_POINTER(TRUE));
+    wait_ms(300);
+    screenshot("history-13-other-model.png");
+    bar = find(GTK_WIDGET(quire_window_get_chat(window)), GTK_TYPE_INFO_BAR);
+    gtk_info_bar_response(GTK_INFO_BAR(bar), GTK_RESPONSE_ACCEPT);
+    g_assert_true(shows_bar(GINT_TO_POINTER(FALSE)));
+    say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpstr(chat->model_digest, !=, "another");
+    close_window();
+}
+
+static gboolean file_is_there(gpointer path)
+{
+    return g_file_test(path, G_FILE_TEST_EXISTS);
+}
+
+static gboolean is_other_chat(gpointer id)
+{
+    return strcmp(front_id(), id) != 0 && is_loaded(NULL) && has_n_messages(GUINT_TO_POINTER(2));
+}
+
+/* Out as Markdown and as JSON, and in again as another conversation with the same words. */
+static void test_export(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("quire-export-XXXXXX", NULL);
+    g_autofree char *md = g_build_filename(dir, "a.md", NULL), *json = g_build_filename(dir, "a.json", NULL);
+    g_autofree char *before = NULL, *after = NULL, *id = NULL, *text = NULL, *reply = NULL;
+    g_autoptr(GFile) md_file = g_file_new_for_path(md);
+    g_autoptr(GFile) json_file = g_file_new_for_path(json);
+    guint n;
+
+    open_window(900, 600);
+    say("My name is Ivy.", 2);
+    wait_for("the reply", is_idle, NULL);
+    before = dup_transcript();
+    reply = dup_reply();
+    id = g_strdup(front_id());
+    quire_window_export(window, quire_conversation_get_item(conversation()), FALSE, md_file);
+    wait_for("the Markdown", file_is_there, md);
+    quire_window_export(window, quire_conversation_get_item(conversation()), TRUE, json_file);
+    wait_for("the JSON", file_is_there, json);
+    g_assert_true(g_file_get_contents(md, &text, NULL, NULL));
+    g_assert_nonnull(strstr(text, "# My name is Ivy."));
+    g_assert_nonnull(strstr(text, reply));
+
+    quire_window_import(window, json_file);
+    wait_for("the imported chat", is_other_chat, id);
+    after = dup_transcript();
+    g_assert_cmpstr(after, ==, before);
+    /* What is no chat of ours is refused, and nothing is added. */
+    n = g_list_model_get_n_items(quire_history_get_items(history()));
+    quire_window_import(window, md_file);
+    wait_ms(300);
+    screenshot("history-12-refused.png");
+    g_assert_cmpuint(g_list_model_get_n_items(quire_history_get_items(history())), ==, n);
+    g_file_delete(md_file, NULL, NULL);
+    g_file_delete(json_file, NULL, NULL);
+    rmdir(dir);
+    close_window();
+}
+
 static void add_tests(void)
 {
     g_test_add_func("/app/history/keep", test_keep);
@@ -410,6 +513,8 @@ static void add_tests(void)
     g_test_add_func("/app/history/delete", test_delete);
     g_test_add_func("/app/history/branches", test_branches);
     g_test_add_func("/app/history/interrupted", test_interrupted);
+    g_test_add_func("/app/history/other-model", test_other_model);
+    g_test_add_func("/app/history/export", test_export);
     g_test_add_func("/app/history/restore", test_restore);
 }
 
