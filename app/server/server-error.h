@@ -1,7 +1,7 @@
 /* server-error.h: why a request was refused, in the shape of OpenAI's API. No GTK; any thread. */
 #pragma once
 #include <glib.h>
-#include "engine/qe-error.h"
+#include "engine/qe.h"
 
 G_BEGIN_DECLS
 

@@ -158,7 +158,7 @@ static void test_error_shape(void)
 {
     SrvError error = {0};
     g_autoptr(GString) out = g_string_new(NULL);
-    g_autoptr(GError) file = g_error_new_literal(QE_ERROR, QE_ERROR_FILE, "/home/me/model: gone");
+    g_autoptr(GError) file = g_error_new_literal(QE_ERROR, QE_ERROR_FILE, "/models/mine: gone");
 
     srv_error_set(&error, 404, "c", "p", "a \"b\"");
     srv_error_write(&error, out);
