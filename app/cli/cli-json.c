@@ -74,7 +74,7 @@ read_hex4 (Reader *r, guint *out)
 static gboolean
 read_unicode_escape (Reader *r, GString *out)
 {
-  guint unit, low;
+  guint unit = 0, low = 0;
   gunichar c;
 
   if (!read_hex4 (r, &unit))
