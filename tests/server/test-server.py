@@ -512,7 +512,7 @@ def a_disconnect_cancels():
 @test
 def a_slow_reader_is_bounded():
     c = server.connect()
-    data = json.dumps(dict(ENDLESS, stream=True, n=8))
+    data = json.dumps(dict(ENDLESS, stream=True, n=8, max_tokens=300))
     c.connect()
     c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     c.request("POST", "/v1/chat/completions", data, {"Content-Type": "application/json"})
