@@ -487,10 +487,8 @@ snapshot_changed_cb (QuireChatView *self)
 {
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
   const qe_engine_status *status = quire_engine_client_get_status (client);
-  const qe_session_view *session = quire_engine_client_find_session (
-      client, quire_conversation_get_session (self->conversation));
 
-  quire_composer_set_context (self->composer, session != NULL ? session->n_tokens : 0,
+  quire_composer_set_context (self->composer, quire_conversation_get_n_context (self->conversation),
                               status->model != NULL ? status->model->context_max : 0);
 }
 
@@ -654,6 +652,8 @@ build (QuireChatView *self)
   g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (update_actions), self,
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (update_model_bar),
+                           self, G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "notify::loaded", G_CALLBACK (snapshot_changed_cb),
                            self, G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "notify::loaded", G_CALLBACK (update_model_bar),
                            self, G_CONNECT_SWAPPED);

@@ -424,6 +424,16 @@ quire_conversation_get_n_tokens (QuireConversation *self)
   return view != NULL ? view->n_tokens : 0;
 }
 
+guint
+quire_conversation_get_n_context (QuireConversation *self)
+{
+  guint n_tokens = quire_conversation_get_n_tokens (self);
+  QuireMessage *last = quire_conversation_get_last_reply (self);
+  const qe_receipt *receipt = last != NULL ? &quire_message_get_reply (last)->receipt : NULL;
+
+  return n_tokens == 0 && receipt != NULL ? receipt->n_prompt + receipt->n_generated : n_tokens;
+}
+
 GArray *
 quire_conversation_dup_last_prompt (QuireConversation *self)
 {

@@ -62,6 +62,8 @@ gboolean quire_conversation_set_cache (QuireConversation *self, QuireCacheChoice
 qe_cache_mode quire_conversation_get_cache_mode (QuireConversation *self);
 /* Tokens of its session, 0 before the first turn. */
 guint quire_conversation_get_n_tokens (QuireConversation *self);
+/* Tokens of context that it takes: its session's, or, while that has none, those that its last reply ended with. */
+guint quire_conversation_get_n_context (QuireConversation *self);
 /* The messages that count, of which the last is the user's: what was asked to get the last reply. Text is borrowed
  * until the conversation changes. Returns: (element-type qe_message) owned, empty before the first turn. */
 GArray *quire_conversation_dup_last_prompt (QuireConversation *self);

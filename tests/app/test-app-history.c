@@ -370,6 +370,8 @@ static void test_restore(void)
     g_autofree char *second = NULL;
     AdwTabView *view;
     QuireConversation *other;
+    const qe_receipt *receipt;
+    guint n_context;
 
     /* Windows of the tests before were the last ones too. */
     for (guint i = 0; i < g_list_model_get_n_items(quire_history_get_items(history())); i++) {
@@ -385,6 +387,9 @@ static void test_restore(void)
     say("My name is Bo.", 2);
     wait_for("the reply", is_idle, NULL);
     second = dup_transcript();
+    receipt = &quire_message_get_reply(quire_conversation_get_last_reply(conversation()))->receipt;
+    n_context = receipt->n_prompt + receipt->n_generated;
+    g_assert_cmpuint(n_context, >, 10);
     close_window();
 
     window = quire_window_new(application);
@@ -404,6 +409,8 @@ static void test_restore(void)
     g_assert_false(quire_conversation_is_loaded(other));
     g_assert_cmpuint(quire_conversation_get_session(other), ==, 0);
     g_assert_cmpuint(n_pages_used(), ==, 0);
+    /* Nothing is computed yet, but what the context will take is known. */
+    g_assert_cmpuint(quire_conversation_get_n_context(conversation()), ==, n_context);
     wait_ms(400);
     screenshot("history-10-restored.png");
     adw_tab_view_set_selected_page(view, adw_tab_view_get_nth_page(view, 0));
