@@ -10,6 +10,7 @@
  * two pieces, so that neighbours may belong to different registrations), and wherever a case puts a page on the host its
  * copy on the device becomes NaN. Rows behind the prompt are then computed over the mixture and compared by memcmp. */
 #include "tests/gpu/host-bench.h"
+#include "tests/gpu/gpu-paths.h"
 #include "tests/kernels/fixture.h"
 #include "tests/kernels/tap.h"
 #include <math.h>
@@ -627,22 +628,9 @@ int main(int argc, char **argv)
     qk_backend_free(backend);
     if (benches)
         return host_bench(&bench);
-    static const char *const paths[] = {"portable", "hopper"};
-    for (int p = 0; p < (subject.self ? 1 : 2); p++) {
-        if (wanted != NULL && !subject.self && strcmp(wanted, paths[p]) != 0)
+    for (int p = 0; p < GPU_PATHS; p++) {
+        if (!gpu_path_begin(p, wanted, subject.self, &subject.backend, &subject.isa, &subject.name))
             continue;
-        subject.isa = subject.name = paths[p];
-        if (subject.self) {
-            subject.backend = subject.name = "cpu";
-            subject.isa = NULL;
-        }
-        backend = NULL;
-        if (qk_backend_open(subject.backend, &(qk_backend_options){.isa = subject.isa}, &backend, error,
-                sizeof(error)) != QK_OK) {
-            tap_skip("%s: %s", subject.name, error);
-            continue;
-        }
-        qk_backend_free(backend);
         const qk_shape large = shape_of(128, 8, 2), small = shape_of(64, 4, 4);
         test_world(&large, 0, QK_BF16);
         test_world(&large, 1, QK_I8);

@@ -12,6 +12,7 @@
  *    reference arithmetic, by ||got - want|| / ||want||. The bound is test-gpu-step's: what rounding to bf16 explains.
  * 2. Mutations. A wrong page, or a span's result that is left out, must break that bound.
  * 3. Promises: submit returns at once, steps behind one another, failures, cancelling, refusals, the order of items. */
+#include "tests/gpu/gpu-paths.h"
 #include "tests/kernels/fixture.h"
 #include "tests/kernels/tap.h"
 #include <math.h>
@@ -151,20 +152,6 @@ typedef struct {
     double limit;
 } test;
 
-/* Larger norms than the fixture's, so that single pages matter. */
-static void sharpen(fixture_model *m)
-{
-    for (uint32_t l = 0; l < m->desc.shape.n_layers; l++) {
-        const qk_tensor *norms[] = {&m->layers[l].q_norm, &m->layers[l].k_norm};
-        for (int i = 0; i < 2; i++) {
-            float *w = (float *)(uintptr_t)norms[i]->data;
-            tap_require(norms[i]->dtype == QK_F32);
-            for (uint32_t d = 0; d < norms[i]->cols; d++)
-                w[d] *= 1.2f;
-        }
-    }
-}
-
 static qk_shape shape_from(const shape_case *c)
 {
     return (qk_shape){.n_layers = c->n_layers,
@@ -244,7 +231,7 @@ static test *test_new(const shape_case *c)
     t->shape = c;
     t->limit = tolerance(c->n_layers);
     t->model = fixture_model_new(&shape, QK_BF16, 300 + c->n_heads + c->head_dim);
-    sharpen(t->model);
+    fixture_model_sharpen(t->model);
     open_rig(t, ROWS_MAX, N_PAGES, PARTIAL_MAX);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         sequence *q = &t->q[s];
@@ -698,7 +685,6 @@ int main(int argc, char **argv)
             return 2;
         }
     }
-    static const char *const paths[] = {"portable", "hopper"};
     char error[256] = "";
     qk_backend *backend = NULL;
     if (subject.self)
@@ -710,18 +696,9 @@ int main(int argc, char **argv)
     qk_backend_free(backend);
     if (bench)
         return bench_all();
-    for (int p = 0; p < (subject.self ? 1 : 2); p++) {
-        if (wanted != NULL && !subject.self && strcmp(wanted, paths[p]) != 0)
+    for (int p = 0; p < GPU_PATHS; p++) {
+        if (!gpu_path_begin(p, wanted, subject.self, &subject.backend, &subject.isa, &subject.name))
             continue;
-        subject.isa = subject.self ? NULL : paths[p];
-        subject.name = subject.self ? "cpu" : paths[p];
-        backend = NULL;
-        if (qk_backend_open(subject.backend, &(qk_backend_options){.isa = subject.isa}, &backend, error,
-                sizeof(error)) != QK_OK) {
-            tap_skip("%s: %s", subject.name, error);
-            continue;
-        }
-        qk_backend_free(backend);
         test_subject();
     }
     return tap_done();

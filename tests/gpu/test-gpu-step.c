@@ -16,6 +16,7 @@
  * about eight that count (two norms' outputs, q, k, v, attention's output, the gated product, and one more where
  * products are kept in bf16). They add as squares and norms and attention amplify little: four times the sum. */
 #include "kernels/cpu/sample.h"
+#include "tests/gpu/gpu-paths.h"
 #include "tests/kernels/fixture.h"
 #include "tests/kernels/tap.h"
 #include <math.h>
@@ -66,21 +67,6 @@ typedef struct {
     double limit;
 } bench;
 
-/* Larger norms than the fixture's: a key's score has a standard deviation of about 2, so that the best of a few
- * hundred keys holds about a third of the mass. */
-static void sharpen(fixture_model *m)
-{
-    for (uint32_t l = 0; l < m->desc.shape.n_layers; l++) {
-        const qk_tensor *norms[] = {&m->layers[l].q_norm, &m->layers[l].k_norm};
-        for (int i = 0; i < 2; i++) {
-            float *w = (float *)(uintptr_t)norms[i]->data;
-            tap_require(norms[i]->dtype == QK_F32);
-            for (uint32_t d = 0; d < norms[i]->cols; d++)
-                w[d] *= 1.2f;
-        }
-    }
-}
-
 static bench *bench_new(const shape_case *c)
 {
     static const uint32_t lengths[2][N_STREAMS] = {{600, 330, 90}, {300, 70, 30}};
@@ -101,7 +87,7 @@ static bench *bench_new(const shape_case *c)
     b->shape = c;
     b->limit = tolerance(c->n_layers);
     b->model = fixture_model_new(&shape, QK_BF16, 100 + c->n_heads + c->head_dim);
-    sharpen(b->model);
+    fixture_model_sharpen(b->model);
     if (c->tied)
         b->model->desc.lm_head = b->model->desc.embed;
 
@@ -1005,22 +991,9 @@ int main(int argc, char **argv)
     const uint32_t n = subject.small ? 1 : subject.self ? 3 : sizeof(cases) / sizeof(cases[0]);
     for (uint32_t i = 0; i < n; i++)
         benches[i] = bench_new(&cases[i]);
-    static const char *const paths[] = {"portable", "hopper"};
-    for (int p = 0; p < (subject.self ? 1 : 2); p++) {
-        if (wanted != NULL && !subject.self && strcmp(wanted, paths[p]) != 0)
+    for (int p = 0; p < GPU_PATHS; p++) {
+        if (!gpu_path_begin(p, wanted, subject.self, &subject.backend, &subject.isa, &subject.name))
             continue;
-        subject.isa = subject.name = paths[p];
-        if (subject.self) {
-            subject.backend = subject.name = "cpu";
-            subject.isa = NULL;
-        }
-        backend = NULL;
-        if (qk_backend_open(subject.backend, &(qk_backend_options){.isa = subject.isa}, &backend, error,
-                sizeof(error)) != QK_OK) {
-            tap_skip("%s: %s", subject.name, error);
-            continue;
-        }
-        qk_backend_free(backend);
         test_subject(benches, n);
     }
     for (uint32_t i = 0; i < n; i++)

@@ -112,6 +112,19 @@ void fixture_model_free(fixture_model *m)
     free(m);
 }
 
+void fixture_model_sharpen(fixture_model *m)
+{
+    for (uint32_t l = 0; l < m->desc.shape.n_layers; l++) {
+        const qk_tensor *norms[] = {&m->layers[l].q_norm, &m->layers[l].k_norm};
+        for (int i = 0; i < 2; i++) {
+            float *w = (float *)(uintptr_t)norms[i]->data;
+            tap_require(norms[i]->dtype == QK_F32);
+            for (uint32_t d = 0; d < norms[i]->cols; d++)
+                w[d] *= 1.2f;
+        }
+    }
+}
+
 /* ---- The float64 pass ------------------------------------------------------------------------------------------ */
 
 static double at(const qk_tensor *t, uint32_t row, uint32_t col)

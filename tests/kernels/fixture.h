@@ -17,6 +17,9 @@ typedef struct {
 /* @dtype: of the linear layers; norms are the other one, so that both are always covered. */
 fixture_model *fixture_model_new(const qk_shape *shape, qk_dtype dtype, uint64_t seed);
 void fixture_model_free(fixture_model *model);
+/* Larger q and k norms: a key's score has a standard deviation of about 2, so that the best of a few hundred keys holds
+ * about a third of the mass, and single pages matter. They are float32 (a bf16 model's). */
+void fixture_model_sharpen(fixture_model *model);
 extern const qk_shape fixture_small;  /* 2 layers, 4:2 heads of 16, odd sizes */
 extern const qk_shape fixture_medium; /* 2 layers, 6:2 heads of 64 */
 
