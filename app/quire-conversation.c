@@ -54,7 +54,6 @@ static GParamSpec *properties[N_PROPS];
 enum
 {
   NEWS,
-  REPLIED,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -769,8 +768,6 @@ quire_conversation_pump (QuireConversation *self)
     {
       save_reply_now (self);
       end_request (self);
-      if (update.finish == QE_FINISH_STOP || update.finish == QE_FINISH_LENGTH)
-        g_signal_emit (self, signals[REPLIED], 0);
     }
   else if (update.n_text > 0)
     save_reply_soon (self);
@@ -887,7 +884,7 @@ static void
 quire_conversation_class_init (QuireConversationClass *klass)
 {
   GObjectClass *object_class = G_OBJECT_CLASS (klass);
-  static const char *names[N_SIGNALS] = { "news", "replied" };
+  static const char *names[N_SIGNALS] = { "news" };
 
   object_class->get_property = quire_conversation_get_property;
   object_class->dispose = quire_conversation_dispose;

@@ -20,9 +20,7 @@ G_DECLARE_FINAL_TYPE (QuireConversation, quire_conversation, QUIRE, CONVERSATION
 
 /* Properties: title (string), running (boolean: a reply is being saved, asked for or written), cache (int, a
  * QuireCacheChoice), loaded (boolean: its messages are there).
- * Signals:
- *   news     call quire_conversation_pump() soon, at most once a frame
- *   replied  a reply ended by itself */
+ * Signal: news: call quire_conversation_pump() soon, at most once a frame. */
 
 /* What a turn asks of the model. */
 typedef struct
