@@ -40,7 +40,8 @@ guint quire_cache_count_again (qe_cache_mode from, qe_cache_mode to, guint n_tok
 /* The mode that a choice comes to on an engine with @plan. */
 qe_cache_mode quire_cache_choice_resolve (QuireCacheChoice choice, const qe_memory_plan *plan);
 
-/* What the change from the choice @present, in force as @from, costs, a sentence a line: tokens that the next turn computes again, and where a context of @n_tokens
+/* What the change from the choice @present, in force as @from, costs, a sentence a line: tokens that the next turn
+ * computes again, and where a context of @n_tokens
  * will lie. Returns: owned. */
 char *quire_cache_format_cost (const qe_memory_plan *plan, qe_cache_mode from,
                                QuireCacheChoice present, QuireCacheChoice to, guint n_tokens);

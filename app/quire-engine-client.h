@@ -20,7 +20,8 @@ G_DECLARE_FINAL_TYPE (QuireEngineClient, quire_engine_client, QUIRE, ENGINE_CLIE
 /* Call quire_engine_client_start() next. */
 QuireEngineClient *quire_engine_client_new (void);
 
-/* Starts the engine, or replaces it: the new one ends the old one first, and the model that was loaded is loaded again. @options: its wakeup is overwritten. */
+/* Starts the engine, or replaces it: the new one ends the old one first, and the model that was loaded is loaded again.
+ * @options: its wakeup is overwritten. */
 gboolean quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *options,
                                     GError **error);
 /* Loads @dir; the model before it goes, and with it all sessions. */

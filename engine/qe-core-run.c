@@ -102,7 +102,8 @@ static qe_request *pick_victim(qe_core *core, const qe_request *request)
     return victim;
 }
 
-/* Pages for the first @n_tokens of @request, and, for a decode row, what it chooses pages by. When there are none: room is made by moving pages to the host, then by dropping
+/* Pages for the first @n_tokens of @request, and, for a decode row, what it chooses pages by. When there are none: room
+ * is made by moving pages to the host, then by dropping
  * idle sessions' (qe-core-tiers.c says in which order); then younger requests give theirs; then
  * it waits itself; and only when it has the pool to itself it fails. false: it has them not, now or for good. */
 static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens, bool decode)
@@ -986,6 +987,7 @@ bool qe_core_advance(qe_core *core)
         read_step(core);
         return !core->lost;
     }
-    /* With nothing to compute, copies are waited for, but for those that have landed since the look for work: a request may wait for them, and the host gets its pages. */
+    /* With nothing to compute, copies are waited for, but for those that have landed since the look for work: a request
+     * may wait for them, and the host gets its pages. */
     return submitted || core->landed || qe_core_wait_moves(core);
 }

@@ -46,7 +46,8 @@ void qe_kv_pool_add_host(qe_kv_pool *pool, uint32_t n_max, uint32_t slab_pages, 
 void qe_kv_pool_set_seed(qe_kv_pool *pool, const qe_page_key *seed); /* the parent of a first page's key */
 void qe_kv_pool_free(qe_kv_pool *pool); /* NULL is fine; no page may have a reference, no step may run */
 /* After a lost device: device copies and what was moving are gone; pages that the host has stay. Those that have no copy
- * left are the page tables' to drop (qe_session_drop_lost). Then the backend may be freed. attach: false, and still detached, when
+ * left are the page tables' to drop (qe_session_drop_lost). Then the backend may be freed. attach: false, and still
+ * detached, when
  * the device cannot use what the host has. */
 void qe_kv_pool_detach(qe_kv_pool *pool);
 bool qe_kv_pool_attach(qe_kv_pool *pool, qk_backend *backend, uint32_t n_pages_max, GError **error);

@@ -13,7 +13,8 @@ G_BEGIN_DECLS
 
 typedef struct qe_outbox qe_outbox;
 
-/* @max_bytes: of text, QE_OUTBOX_BYTES by default. @wakeup: may be NULL; called on the writer's thread, without a lock, when the outbox goes from nothing new to
+/* @max_bytes: of text, QE_OUTBOX_BYTES by default. @wakeup: may be NULL; called on the writer's thread, without a lock,
+ * when the outbox goes from nothing new to
  * something new, and not again until the reader has taken. */
 qe_outbox *qe_outbox_new(gsize max_bytes, qe_wakeup_fn wakeup, void *user);
 void qe_outbox_free(qe_outbox *self);

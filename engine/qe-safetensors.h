@@ -14,7 +14,8 @@
  * Alignment: the data may start at any byte, so `data` may not be aligned to its element size; `unaligned` says so, and
  * such a tensor must be copied before it is read as elements (qe-model does that).
  *
- * Errors: QE_ERROR_FILE, QE_ERROR_FORMAT, QE_ERROR_UNSUPPORTED (a dtype or rank this build does not know), QE_ERROR_NO_MEMORY. */
+ * Errors: QE_ERROR_FILE, QE_ERROR_FORMAT, QE_ERROR_UNSUPPORTED (a dtype or rank this build does not know),
+ * QE_ERROR_NO_MEMORY. */
 #pragma once
 #include <glib.h>
 #include <stdbool.h>

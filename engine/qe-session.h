@@ -88,7 +88,8 @@ qe_kv_pool *qe_session_pool(const qe_session *self);
 const qe_session_policy *qe_session_get_policy(const qe_session *self);
 /* The parent of the first page's key: the pool's, or one of its own for each way to select. */
 qe_page_key qe_session_seed(const qe_session *self);
-/* From now on; what is cached stays, so a session whose policy selects otherwise is uncached first. Named and stored as the policy wants it, also what was sealed before. */
+/* From now on; what is cached stays, so a session whose policy selects otherwise is uncached first. Named and stored as
+ * the policy wants it, also what was sealed before. */
 void qe_session_set_policy(qe_session *self, const qe_session_policy *policy);
 /* contiguous: the next run that is taken has room for so many tokens. */
 void qe_session_set_run(qe_session *self, uint32_t n_tokens);
@@ -108,7 +109,8 @@ bool qe_session_leaves_out(const qe_session *self, uint32_t n_tokens);
 /* Places for the bounds that such a token looks at; the errors of qe_kv_page_alloc(). Then their making, on COMPUTE. */
 bool qe_session_take_bounds(qe_session *self, uint32_t n_tokens, GError **error);
 bool qe_session_make_bounds(qe_session *self, qk_context *context, uint32_t n_tokens, GError **error);
-/* Asks for device copies of pages that only the host has, from the end, @n_max at most and as far as slots are free. Returns how many were
+/* Asks for device copies of pages that only the host has, from the end, @n_max at most and as far as slots are free.
+ * Returns how many were
  * asked for; -1 with @error: the device was lost. */
 int64_t qe_session_load(qe_session *self, uint32_t n_max, GError **error);
 uint32_t qe_session_n_loading(const qe_session *self);

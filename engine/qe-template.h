@@ -1,7 +1,8 @@
 /* qe-template.h: the Qwen3 family's chat template, as token ids. Internal; immutable after creation, any thread.
  *
  * Not a Jinja interpreter: the folder's template is recognised part by part (qe-template-form.h), and refused when it has
- * any part that this renderer is not known to reproduce. Known are the hybrid template (thinking on and off), the 2507 Instruct and
+ * any part that this renderer is not known to reproduce. Known are the hybrid template (thinking on and off), the 2507
+ * Instruct and
  * Thinking templates and the shipped model's, all of the form
  *
  *   <|im_start|>ROLE\nTEXT<|im_end|>\n ...  <|im_start|>assistant\n[<think>\n | <think>\n\n</think>\n\n]

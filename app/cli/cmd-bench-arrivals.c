@@ -374,7 +374,8 @@ is_good (const Arrivals *a, const Trial *t)
   return !t->cut && t->n_failed == 0 && t->first_p99 <= a->options->p99_ms;
 }
 
-/* Goes on from what --held and --not-held say of an earlier search. @low: the highest rate that held; 0: none did. @high: the lowest that did not; 0: all held. */
+/* Goes on from what --held and --not-held say of an earlier search. @low: the highest rate that held; 0: none did.
+ * @high: the lowest that did not; 0: all held. */
 static void
 find_rate (Arrivals *a, double *low, double *high)
 {

@@ -10,7 +10,8 @@ typedef struct _SrvChoice SrvChoice;
 typedef void (*SrvNewsFunc) (SrvChoice *choice, const qe_update *update, gpointer user);
 
 /* Starts @params (its wakeup is overwritten) in params->session. @named: that session's name, whose use is counted; NULL: the
- * session is the choice's own, and behind its last news it is kept for others to share (@keep) or closed. NULL with @error; an own session is closed then, too. */
+ * session is the choice's own, and behind its last news it is kept for others to share (@keep) or closed. NULL with
+ * @error; an own session is closed then, too. */
 SrvChoice *srv_choice_start (QuireServer *self, qe_generate_params *params, const char *named,
                              gboolean keep, SrvNewsFunc news, gpointer user, SrvError *error);
 qe_session_id srv_choice_get_session (SrvChoice *choice);

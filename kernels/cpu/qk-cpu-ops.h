@@ -73,7 +73,8 @@ typedef struct {
     /* The same over the values q * s, which float32 holds exactly. The reference computes with these values; faster
      * tables multiply by s once a key: the score by K's, the weight by V's. */
     void (*attend_i8)(const qk_cpu_attend *a);
-    /* Upper bounds of q . k over a page's keys, a query head each: scores[h] = sum over d of max(q[h][d] * min[d], q[h][d] * max[d]).
+    /* Upper bounds of q . k over a page's keys, a query head each: scores[h] = sum over d of max(q[h][d] * min[d],
+     * q[h][d] * max[d]).
      * @q: [n_q, head_dim]. @bounds: [min, max][head_dim]. */
     void (*bound_scores_bf16)(
         float *scores, const float *q, uint32_t n_q, uint32_t head_dim, const qk_bf16 *bounds);

@@ -9,7 +9,8 @@
  *     what it got of S. A lane loads the same 8 dimensions of 4 keys (int8: 16), which byte permutations pair; a warp's
  *     load covers whole lines of 128 bytes.
  *
- * Int8 numbers become bf16 in registers, which is exact, at 2.5 integer and one floating-point operation for two (qkc_i8_widen).
+ * Int8 numbers become bf16 in registers, which is exact, at 2.5 integer and one floating-point operation for two
+ * (qkc_i8_widen).
  * Scales stay out of the products: q.K^T in int8 numbers, summed in float32, times the key's scale (float32) is the score;
  * the weight exp2(score - max) counts as it is in the row's sum, and times the key's V scale (float32, one rounding) it is
  * what is split into two bf16 numbers and multiplied with V in int8 numbers. */

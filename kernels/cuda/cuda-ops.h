@@ -156,7 +156,8 @@ typedef struct {
 /* Fills what of a host plan is made of the others, for a launch whose rows_max is at most @rows_max: host code. */
 void qkc_write_rows(const qk_plan *plan, uint32_t rows_max, qkc_host_counts *counts, qkc_host_row *rows);
 
-/* Copies the plan to the device (pages without QK_PAGE_HOST), finds each row's token, fills cos_sin (angles in float64, as the CPU backend) and x. A
+/* Copies the plan to the device (pages without QK_PAGE_HOST), finds each row's token, fills cos_sin (angles in float64,
+ * as the CPU backend) and x. A
  * row that takes an unwritten slot sets *state to QK_INVALID; else *state becomes QK_OK. head_dim is 64 or 128. */
 cudaError_t qkc_prepare(const qkc_launch *launch, const qkc_prepare_args *args);
 
@@ -167,7 +168,8 @@ cudaError_t qkc_rms_norm(const qkc_launch *launch, qkc_bf16 *out, const float *x
     float eps, uint32_t hidden, uint32_t rows_max, qkc_plan plan, bool gather,
     const volatile uint32_t *cancel);
 
-/* Norm and rotation of every row's heads; keys and values go to their pages, rounded to bf16 or quantised from float32. The input is float32 (few rows) or bf16
+/* Norm and rotation of every row's heads; keys and values go to their pages, rounded to bf16 or quantised from float32.
+ * The input is float32 (few rows) or bf16
  * (many rows): exactly one of qkv_f32 and qkv_bf16 is set. */
 typedef struct {
     const float *qkv_f32;         /* [rows, q_dim + 2 * kv_dim]: q heads, then k heads, then v heads */

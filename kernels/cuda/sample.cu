@@ -1,6 +1,7 @@
 /* sample.cu: logits to token: what kernels/cpu/sample.c computes, by many blocks an output, in one launch.
  *
- * Every candidate has a 64-bit *rank key*: the order-preserving integer of its logit after penalties and bias, then its id turned
+ * Every candidate has a 64-bit *rank key*: the order-preserving integer of its logit after penalties and bias, then its
+ * id turned
  * round. A larger key comes earlier in the descending order, ties go to the lowest id, no two are equal. top_k and top_p
  * are each "everything from this key up", and so is one after the other. To find such a key:
  *

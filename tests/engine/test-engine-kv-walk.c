@@ -6,7 +6,8 @@
  * The model keeps each session's ids. What a token leaves in its page (a *stamp*) depends on all ids up to it and on the
  * page class, as with a real model; so a page that is found by name and is another's, or comes up in another class, is
  * seen like one that was written over. So does the way in which a session selects pages, with which it has names of its
- * own; what such a session chooses pages by is their content, made on COMPUTE and looked at by its steps. A step is played by work on COMPUTE: when its turn comes it reads all that its
+ * own; what such a session chooses pages by is their content, made on COMPUTE and looked at by its steps. A step is
+ * played by work on COMPUTE: when its turn comes it reads all that its
  * session has cached from where the plan said, on the device or in host memory in place, and writes its own stamps. After
  * each operation the pool's and the sessions' checkers run, and the counters that the engine goes by are counted again.
  *

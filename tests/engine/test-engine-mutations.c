@@ -2,7 +2,8 @@
  *
  * Each case loads a model folder straight onto the CPU backend (kernels/qk.h), fills pages with the first N_PAST tokens
  * of a prompt, spoils one thing and computes the next token's logits. Unspoiled they are within the tolerance of the
- * reference; spoiled they must be several tolerances away (10 with float32 pages, 2 with bf16). The spoiled things are those that a page cache gets wrong (a
+ * reference; spoiled they must be several tolerances away (10 with float32 pages, 2 with bf16). The spoiled things are
+ * those that a page cache gets wrong (a
  * page dropped, doubled, swapped, stale, off by a token) and those that a loader gets wrong (score scale, order of the
  * rotated pairs, YaRN, the output matrix).
  *

@@ -768,7 +768,8 @@ static void test_cancel(runner *t)
     tap_require(qk_context_set_history(t->r.context, 0, NULL, 0, 0) == QK_OK);
 }
 
-/* ---- Outputs, refusals, memory -------------------------------------------------------------------------------------------- */
+/* ---- Outputs, refusals, memory
+ * -------------------------------------------------------------------------------------------- */
 
 static void test_outputs(runner *t)
 {
@@ -927,7 +928,8 @@ static void test_determinism(const bench *b)
     free(logits[1]);
 }
 
-/* ---- All of it -------------------------------------------------------------------------------------------------------------- */
+/* ---- All of it
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static void test_subject(bench *const *benches, uint32_t n)
 {
