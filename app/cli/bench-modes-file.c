@@ -163,7 +163,7 @@ append_cell (GString *json, const ModesCell *c, gboolean with_ids)
   if (c->note != NULL)
     {
       g_string_append (json, ", \"note\": ");
-      cli_json_append_string (json, c->note, -1);
+      quire_json_add_string (json, c->note, -1);
     }
   g_string_append (json, ", \"seconds\": ");
   cli_json_append_number (json, c->seconds, 3);
@@ -201,7 +201,7 @@ modes_table_write (const char *path, const ModesTable *table, GError **error)
   g_autoptr (GString) json = g_string_new (NULL);
 
   g_string_append_printf (json, "{\"version\": %d, \"setup\": ", FILE_VERSION);
-  cli_json_append_string (json, table->setup, -1);
+  quire_json_add_string (json, table->setup, -1);
   g_string_append (json, ",\n");
   modes_append_cells (json, table, TRUE);
   g_string_append (json, "}\n");

@@ -550,11 +550,11 @@ modes_print_json (const ModesTable *table, const ModesAgainst *against)
   g_autoptr (GString) json = g_string_new ("{\"model\": ");
   gboolean first = TRUE;
 
-  cli_json_append_string (json, table->model, -1);
+  quire_json_add_string (json, table->model, -1);
   g_string_append (json, ", \"backend\": ");
-  cli_json_append_string (json, table->backend, -1);
+  quire_json_add_string (json, table->backend, -1);
   g_string_append (json, ", \"device\": ");
-  cli_json_append_string (json, table->device, -1);
+  quire_json_add_string (json, table->device, -1);
   g_string_append_printf (json,
                           ", \"gen\": %u, \"new\": %u, \"complete\": %s, \"peak_memory\": \"%s\", "
                           "\"fill\": \"%s\"",
@@ -563,7 +563,7 @@ modes_print_json (const ModesTable *table, const ModesAgainst *against)
                           table->synthetic ? "synthetic" : "prompt");
   g_string_append (json, ", \"against\": ");
   if (against->name != NULL)
-    cli_json_append_string (json, against->name, -1);
+    quire_json_add_string (json, against->name, -1);
   else
     g_string_append (json, "null");
   g_string_append (json, ",\n\"comparisons\": [");

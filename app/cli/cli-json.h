@@ -1,10 +1,10 @@
 /* cli-json.h: JSON in and out with strings that know their length.
  *
  * json-glib hands out C strings, so text after an escaped NUL would be cut in silence. The two shapes that quire-cli
- * reads (an array of strings, an array of messages) are few enough to read exactly. RFC 8259; a lone surrogate, a raw
- * control character and ill-formed UTF-8 are errors that name line and column. */
+ * reads (an array of strings, an array of messages) are few enough to read exactly. Errors name line and column. */
 #pragma once
 #include <glib.h>
+#include "app/quire-json-text.h"
 #include "engine/qe.h"
 
 G_BEGIN_DECLS
@@ -22,8 +22,7 @@ void cli_message_free (CliMessage *message);
  * meant is dropped. (element-type CliMessage): owned. */
 GPtrArray *cli_json_read_messages (const char *name, const char *json, gsize n, GError **error);
 
-/* Output. Strings are escaped; NaN and infinities become null. */
-void cli_json_append_string (GString *json, const char *text, gssize n);
+/* Output, beside quire_json_add_string(). NaN and infinities become null. */
 void cli_json_append_number (GString *json, double value, int n_decimals);
 /* Where a turn's tokens came from: an object. */
 void cli_json_append_receipt (GString *json, const qe_receipt *receipt);

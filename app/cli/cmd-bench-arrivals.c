@@ -441,7 +441,7 @@ print_json (const Arrivals *a, double low, double high)
   const Options *o = a->options;
   g_autoptr (GString) json = g_string_new ("{\"model\": ");
 
-  cli_json_append_string (json, a->info->name, -1);
+  quire_json_add_string (json, a->info->name, -1);
   g_string_append_printf (json,
                           ", \"mode\": \"%s\", \"n\": %d, \"prompt\": %d, \"gen\": %d, \"seed\": "
                           "%" G_GINT64_FORMAT ", \"trials\": [",
@@ -463,7 +463,7 @@ print_json (const Arrivals *a, double low, double high)
     }
   g_string_append (json, ", \"first_failure\": ");
   if (a->first_failure != NULL)
-    cli_json_append_string (json, a->first_failure, -1);
+    quire_json_add_string (json, a->first_failure, -1);
   else
     g_string_append (json, "null");
   g_string_append_c (json, '}');

@@ -137,7 +137,7 @@ report (const Paths *p)
 {
   g_autoptr (GString) json = g_string_new ("{\"device\": ");
 
-  cli_json_append_string (json, p->plan->device, -1);
+  quire_json_add_string (json, p->plan->device, -1);
   g_string_append_printf (json, ", \"kept\": %s, \"kinds\": [",
                           p->options->keep_nothing ? "false" : "true");
   if (!p->options->json)

@@ -363,7 +363,7 @@ print_json (const Quality *q)
 {
   g_autoptr (GString) json = g_string_new ("{\"model\": ");
 
-  cli_json_append_string (json, q->info->name, -1);
+  quire_json_add_string (json, q->info->name, -1);
   g_string_append_printf (json, ", \"positions\": %d, \"forced\": [", q->options->positions);
   for (guint i = 0; i < q->forced->len; i++)
     {

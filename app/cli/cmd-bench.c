@@ -516,7 +516,7 @@ report_start (const Bench *bench, GString *json)
         printf (", again in %.2f s", bench->reload_s);
       putchar ('\n');
     }
-  cli_json_append_string (json, bench->info->name, -1);
+  quire_json_add_string (json, bench->info->name, -1);
   g_string_append (json, ", \"machine\": {\"read_gb_per_s\": ");
   cli_json_append_number (json, bench->read_bytes_per_s / 1e9, 3);
   g_string_append (json, ", \"f32_gflops\": ");

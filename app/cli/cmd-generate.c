@@ -169,9 +169,9 @@ print_json (const CliReply *reply, const qe_model_info *info, qe_engine *engine,
   const qe_receipt *r = &reply->receipt;
   g_autoptr (GString) json = g_string_new ("{\"model\": ");
 
-  cli_json_append_string (json, info->name, -1);
+  quire_json_add_string (json, info->name, -1);
   g_string_append (json, ", \"text\": ");
-  cli_json_append_string (json, reply->text->str, (gssize)reply->text->len);
+  quire_json_add_string (json, reply->text->str, (gssize)reply->text->len);
   g_string_append (json, ", \"ids\": [");
   for (guint i = 0; i < reply->ids->len; i++)
     g_string_append_printf (json, "%s%u", i > 0 ? ", " : "",

@@ -25,16 +25,16 @@ append_devices (GString *json, const GPtrArray *devices)
       const qe_device_desc *d = g_ptr_array_index (devices, i);
 
       g_string_append_printf (json, "%s{\"index\": %u, \"id\": ", i > 0 ? ", " : "", i);
-      cli_json_append_string (json, d->id, -1);
+      quire_json_add_string (json, d->id, -1);
       g_string_append (json, ", \"name\": ");
-      cli_json_append_string (json, d->name, -1);
+      quire_json_add_string (json, d->name, -1);
       g_string_append_printf (
           json, ", \"memory_total\": %" G_GUINT64_FORMAT ", \"memory_free\": %" G_GUINT64_FORMAT,
           d->memory_total, d->memory_free);
       if (d->reason != NULL)
         {
           g_string_append (json, ", \"reason\": ");
-          cli_json_append_string (json, d->reason, -1);
+          quire_json_add_string (json, d->reason, -1);
         }
       g_string_append_c (json, '}');
     }
@@ -151,7 +151,7 @@ append_host_path (GString *json, const char *name, qe_host_path path, const char
     return;
   g_string_append_printf (json, ", \"%s\": {\"path\": \"%s\", \"why\": ", name,
                           qe_host_path_name (path));
-  cli_json_append_string (json, why, -1);
+  quire_json_add_string (json, why, -1);
   g_string_append_c (json, '}');
 }
 
@@ -159,9 +159,9 @@ static void
 append_plan (GString *json, const qe_memory_plan *plan)
 {
   g_string_append (json, "{\"backend\": ");
-  cli_json_append_string (json, plan->backend, -1);
+  quire_json_add_string (json, plan->backend, -1);
   g_string_append (json, ", \"device\": ");
-  cli_json_append_string (json, plan->device, -1);
+  quire_json_add_string (json, plan->device, -1);
   g_string_append_printf (
       json,
       ", \"memory_total\": %" G_GUINT64_FORMAT ", \"memory_free\": %" G_GUINT64_FORMAT
@@ -178,7 +178,7 @@ append_plan (GString *json, const qe_memory_plan *plan)
   if (plan->problem != NULL)
     {
       g_string_append (json, ", \"problem\": ");
-      cli_json_append_string (json, plan->problem, -1);
+      quire_json_add_string (json, plan->problem, -1);
     }
   g_string_append_c (json, '}');
 }
@@ -236,7 +236,7 @@ append_backends (GString *json, const GPtrArray *backends)
       g_string_append_printf (json, "%s{\"name\": \"%s\", \"available\": %s, ", i > 0 ? ", " : "",
                               b->name, b->reason == NULL ? "true" : "false");
       g_string_append (json, b->reason == NULL ? "\"device\": " : "\"reason\": ");
-      cli_json_append_string (json, b->reason == NULL ? b->device : b->reason, -1);
+      quire_json_add_string (json, b->reason == NULL ? b->device : b->reason, -1);
       g_string_append_c (json, '}');
     }
   g_string_append_c (json, ']');
@@ -246,9 +246,9 @@ static void
 append_model (GString *json, const qe_model_info *m)
 {
   g_string_append (json, "{\"name\": ");
-  cli_json_append_string (json, m->name, -1);
+  quire_json_add_string (json, m->name, -1);
   g_string_append (json, ", \"dir\": ");
-  cli_json_append_string (json, m->dir, -1);
+  quire_json_add_string (json, m->dir, -1);
   g_string_append_printf (
       json,
       ", \"parameters\": %" G_GUINT64_FORMAT ", \"weight_bytes\": %" G_GUINT64_FORMAT
@@ -331,7 +331,7 @@ run (const Options *o)
     {
       g_autoptr (GString) json = g_string_new ("{\"version\": ");
 
-      cli_json_append_string (json, qe_version (), -1);
+      quire_json_add_string (json, qe_version (), -1);
       g_string_append (json, ", ");
       append_backends (json, backends);
       g_string_append (json, ", ");
@@ -352,7 +352,7 @@ run (const Options *o)
       else
         {
           g_string_append (json, "null, \"model_error\": ");
-          cli_json_append_string (json, error->message, -1);
+          quire_json_add_string (json, error->message, -1);
         }
       g_string_append_c (json, '}');
       puts (json->str);

@@ -84,7 +84,7 @@ print_top (const Options *o, const float *logits, uint32_t vocab, uint32_t n_ids
       g_autofree char *text = qe_tokenizer_decode (tokenizer, &id, 1, false, &length);
       g_autoptr (GString) quoted = g_string_new (NULL);
 
-      cli_json_append_string (quoted, text, (gssize)length);
+      quire_json_add_string (quoted, text, (gssize)length);
       if (!o->json)
         printf ("%8u  %10.4f  %9.4f  %s\n", id, logits[id], logits[id] - log_sum, quoted->str);
       g_string_append_printf (json, "%s{\"id\": %u, \"logit\": ", i > 0 ? ", " : "", id);

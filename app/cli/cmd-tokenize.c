@@ -97,7 +97,7 @@ run_decode (const qe_tokenizer *tokenizer, const Options *o, GError **error)
   if (o->json)
     {
       g_autoptr (GString) out = g_string_new ("{\"text\": ");
-      cli_json_append_string (out, text, (gssize)n);
+      quire_json_add_string (out, text, (gssize)n);
       g_string_append_c (out, '}');
       puts (out->str);
     }

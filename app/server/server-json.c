@@ -1,188 +1,70 @@
-/* server-json.c: a bounded reader of JSON, and an escaper. See server-json.h.
+/* server-json.c: values of JSON, read within bounds. See server-json.h.
  *
  * The reader recurses at most SRV_JSON_DEPTH_MAX times. Messages name a place and what was expected there, never bytes
  * of the input: they go out in answers. */
 #include "app/server/server-json.h"
 
-#include <errno.h>
 #include <gio/gio.h>
 #include <math.h>
 #include <string.h>
 
+#include "app/quire-json-text.h"
+
 typedef struct
 {
-  const char *begin, *at, *end;
+  QuireJsonText text;
   guint n_values;
-  GError **error;
 } Reader;
-
-static gboolean
-fail (Reader *r, const char *expected)
-{
-  gsize line = 1, column = 1;
-
-  for (const char *p = r->begin; p < r->at; p++)
-    {
-      column = *p == '\n' ? 1 : column + 1;
-      line += *p == '\n';
-    }
-  g_set_error (r->error, G_IO_ERROR, G_IO_ERROR_INVALID_DATA,
-               "The body is not JSON that can be read: line %zu, column %zu: expected %s", line,
-               column, expected);
-  return FALSE;
-}
-
-static void
-skip_space (Reader *r)
-{
-  while (r->at < r->end && (*r->at == ' ' || *r->at == '\t' || *r->at == '\r' || *r->at == '\n'))
-    r->at++;
-}
-
-static gboolean
-accept (Reader *r, char c)
-{
-  skip_space (r);
-  if (r->at >= r->end || *r->at != c)
-    return FALSE;
-  r->at++;
-  return TRUE;
-}
-
-static gboolean
-read_hex4 (Reader *r, guint *out)
-{
-  guint value = 0;
-
-  for (int i = 0; i < 4; i++, r->at++)
-    {
-      if (r->at >= r->end || !g_ascii_isxdigit (*r->at))
-        return fail (r, "four hexadecimal digits");
-      value = value * 16 + (guint)g_ascii_xdigit_value (*r->at);
-    }
-  *out = value;
-  return TRUE;
-}
-
-static gboolean
-read_unicode_escape (Reader *r, GString *out)
-{
-  guint unit, low;
-  gunichar c;
-
-  if (!read_hex4 (r, &unit))
-    return FALSE;
-  c = unit;
-  if (unit >= 0xdc00 && unit <= 0xdfff)
-    return fail (r, "a high surrogate before a low one");
-  if (unit >= 0xd800 && unit <= 0xdbff)
-    {
-      if (r->end - r->at < 2 || r->at[0] != '\\' || r->at[1] != 'u')
-        return fail (r, "a low surrogate after a high one");
-      r->at += 2;
-      if (!read_hex4 (r, &low))
-        return FALSE;
-      if (low < 0xdc00 || low > 0xdfff)
-        return fail (r, "a low surrogate after a high one");
-      c = 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
-    }
-  if (c == 0) /* g_string_append_unichar() would write the overlong form */
-    g_string_append_c (out, '\0');
-  else
-    g_string_append_unichar (out, c);
-  return TRUE;
-}
-
-static gboolean
-read_escape (Reader *r, GString *out)
-{
-  static const char plain[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
-  const char *which = r->at < r->end && *r->at != '\0' ? strchr (plain, *r->at) : NULL;
-
-  if (which != NULL)
-    {
-      g_string_append_c (out, meaning[which - plain]);
-      r->at++;
-      return TRUE;
-    }
-  if (r->at < r->end && *r->at == 'u')
-    {
-      r->at++;
-      return read_unicode_escape (r, out);
-    }
-  return fail (r, "an escape of RFC 8259");
-}
-
-static gboolean
-read_string (Reader *r, GString *out)
-{
-  if (!accept (r, '"'))
-    return fail (r, "a string");
-  for (;;)
-    {
-      const char *run = r->at;
-
-      while (r->at < r->end && *r->at != '"' && *r->at != '\\' && (guchar)*r->at >= 0x20)
-        r->at++;
-      g_string_append_len (out, run, r->at - run);
-      if (r->at >= r->end || (guchar)*r->at < 0x20)
-        return fail (r, "the rest of a string, control characters escaped");
-      if (*r->at++ == '"')
-        return TRUE;
-      if (!read_escape (r, out))
-        return FALSE;
-    }
-}
 
 static gboolean
 read_digits (Reader *r)
 {
-  const char *begin = r->at;
+  const char *begin = r->text.at;
 
-  while (r->at < r->end && g_ascii_isdigit (*r->at))
-    r->at++;
-  return r->at > begin || fail (r, "a digit");
+  while (r->text.at < r->text.end && g_ascii_isdigit (*r->text.at))
+    r->text.at++;
+  return r->text.at > begin || quire_json_text_fail (&r->text, "a digit");
 }
 
 static gboolean
 read_number (Reader *r, SrvJson *out)
 {
   char text[128];
-  const char *begin = r->at;
+  const char *begin = r->text.at;
 
-  if (*r->at == '-')
-    r->at++;
-  if (r->at < r->end && *r->at == '0')
-    r->at++;
+  if (*r->text.at == '-')
+    r->text.at++;
+  if (r->text.at < r->text.end && *r->text.at == '0')
+    r->text.at++;
   else if (!read_digits (r))
     return FALSE;
-  if (r->at < r->end && *r->at == '.')
+  if (r->text.at < r->text.end && *r->text.at == '.')
     {
-      r->at++;
+      r->text.at++;
       if (!read_digits (r))
         return FALSE;
     }
-  if (r->at < r->end && (*r->at == 'e' || *r->at == 'E'))
+  if (r->text.at < r->text.end && (*r->text.at == 'e' || *r->text.at == 'E'))
     {
-      r->at++;
-      if (r->at < r->end && (*r->at == '+' || *r->at == '-'))
-        r->at++;
+      r->text.at++;
+      if (r->text.at < r->text.end && (*r->text.at == '+' || *r->text.at == '-'))
+        r->text.at++;
       if (!read_digits (r))
         return FALSE;
     }
-  if ((gsize)(r->at - begin) >= sizeof text)
+  if ((gsize)(r->text.at - begin) >= sizeof text)
     {
-      r->at = begin;
-      return fail (r, "a number of fewer than 128 characters");
+      r->text.at = begin;
+      return quire_json_text_fail (&r->text, "a number of fewer than 128 characters");
     }
-  memcpy (text, begin, (gsize)(r->at - begin));
-  text[r->at - begin] = '\0';
+  memcpy (text, begin, (gsize)(r->text.at - begin));
+  text[r->text.at - begin] = '\0';
   out->type = SRV_JSON_NUMBER;
   out->number = g_ascii_strtod (text, NULL);
   if (!isfinite (out->number))
     {
-      r->at = begin;
-      return fail (r, "a finite number");
+      r->text.at = begin;
+      return quire_json_text_fail (&r->text, "a finite number");
     }
   if (g_ascii_string_to_signed (text, 10, G_MININT64, G_MAXINT64, &out->integer, NULL))
     out->is_integer = TRUE;
@@ -207,7 +89,7 @@ read_array (Reader *r, guint depth, SrvJson *out)
 {
   out->type = SRV_JSON_ARRAY;
   out->items = g_ptr_array_new_with_free_func (json_free);
-  if (accept (r, ']'))
+  if (quire_json_text_accept (&r->text, ']'))
     return TRUE;
   do
     {
@@ -216,8 +98,8 @@ read_array (Reader *r, guint depth, SrvJson *out)
       if (item == NULL)
         return FALSE;
       g_ptr_array_add (out->items, item);
-  } while (accept (r, ','));
-  return accept (r, ']') || fail (r, "',' or ']'");
+  } while (quire_json_text_accept (&r->text, ','));
+  return quire_json_text_expect (&r->text, ']', "',' or ']'");
 }
 
 static gboolean
@@ -226,18 +108,18 @@ read_name (Reader *r, GHashTable *seen, SrvJson *out)
   g_autoptr (GString) name = g_string_new (NULL);
   const char *at;
 
-  skip_space (r);
-  at = r->at;
-  if (!read_string (r, name))
+  quire_json_text_skip_space (&r->text);
+  at = r->text.at;
+  if (!quire_json_text_read_string (&r->text, name))
     return FALSE;
   if (strlen (name->str) != name->len || g_hash_table_contains (seen, name->str))
     {
-      r->at = at;
-      return fail (r, "a member's name without NUL, each once");
+      r->text.at = at;
+      return quire_json_text_fail (&r->text, "a member's name without NUL, each once");
     }
   g_ptr_array_add (out->names, g_strdup (name->str));
   g_hash_table_add (seen, out->names->pdata[out->names->len - 1]);
-  return accept (r, ':') || fail (r, "':'");
+  return quire_json_text_expect (&r->text, ':', "':'");
 }
 
 static gboolean
@@ -248,7 +130,7 @@ read_object (Reader *r, guint depth, SrvJson *out)
   out->type = SRV_JSON_OBJECT;
   out->items = g_ptr_array_new_with_free_func (json_free);
   out->names = g_ptr_array_new_with_free_func (g_free);
-  if (accept (r, '}'))
+  if (quire_json_text_accept (&r->text, '}'))
     return TRUE;
   do
     {
@@ -260,8 +142,8 @@ read_object (Reader *r, guint depth, SrvJson *out)
       if (item == NULL)
         return FALSE;
       g_ptr_array_add (out->items, item);
-  } while (accept (r, ','));
-  return accept (r, '}') || fail (r, "',' or '}'");
+  } while (quire_json_text_accept (&r->text, ','));
+  return quire_json_text_expect (&r->text, '}', "',' or '}'");
 }
 
 static gboolean
@@ -280,15 +162,15 @@ read_word (Reader *r, SrvJson *out)
     {
       gsize n = strlen (words[i].word);
 
-      if ((gsize)(r->end - r->at) >= n && memcmp (r->at, words[i].word, n) == 0)
+      if ((gsize)(r->text.end - r->text.at) >= n && memcmp (r->text.at, words[i].word, n) == 0)
         {
-          r->at += n;
+          r->text.at += n;
           out->type = words[i].type;
           out->boolean = words[i].boolean;
           return TRUE;
         }
     }
-  return fail (r, "a value");
+  return quire_json_text_fail (&r->text, "a value");
 }
 
 static gboolean
@@ -296,7 +178,7 @@ read_text (Reader *r, SrvJson *out)
 {
   g_autoptr (GString) text = g_string_new (NULL);
 
-  if (!read_string (r, text))
+  if (!quire_json_text_read_string (&r->text, text))
     return FALSE;
   out->type = SRV_JSON_STRING;
   out->n_text = text->len;
@@ -310,20 +192,20 @@ read_value (Reader *r, guint depth)
   g_autoptr (SrvJson) out = g_new0 (SrvJson, 1);
   gboolean ok;
 
-  skip_space (r);
+  quire_json_text_skip_space (&r->text);
   if (depth >= SRV_JSON_DEPTH_MAX)
-    ok = fail (r, "at most 64 levels of arrays and objects");
+    ok = quire_json_text_fail (&r->text, "at most 64 levels of arrays and objects");
   else if (++r->n_values > SRV_JSON_VALUES_MAX)
-    ok = fail (r, "at most 262144 values");
-  else if (r->at >= r->end)
-    ok = fail (r, "a value");
-  else if (*r->at == '"')
+    ok = quire_json_text_fail (&r->text, "at most 262144 values");
+  else if (r->text.at >= r->text.end)
+    ok = quire_json_text_fail (&r->text, "a value");
+  else if (*r->text.at == '"')
     ok = read_text (r, out);
-  else if (accept (r, '['))
+  else if (quire_json_text_accept (&r->text, '['))
     ok = read_array (r, depth, out);
-  else if (accept (r, '{'))
+  else if (quire_json_text_accept (&r->text, '{'))
     ok = read_object (r, depth, out);
-  else if (*r->at == '-' || g_ascii_isdigit (*r->at))
+  else if (*r->text.at == '-' || g_ascii_isdigit (*r->text.at))
     ok = read_number (r, out);
   else
     ok = read_word (r, out);
@@ -333,26 +215,20 @@ read_value (Reader *r, guint depth)
 SrvJson *
 srv_json_read (const char *json, gsize n, GError **error)
 {
-  Reader r = { .begin = json, .at = json, .end = json + n, .error = error };
-  g_autoptr (SrvJson) out = NULL;
-  const char *bad = NULL;
+  Reader r = { .n_values = 0 };
+  SrvJson *out = NULL;
+  gsize line, column;
 
-  if (n > 0 && !g_utf8_validate_len (json, n, &bad))
-    {
-      r.at = bad;
-      fail (&r, "well-formed UTF-8 without a raw NUL");
-      return NULL;
-    }
-  out = read_value (&r, 0);
-  if (out == NULL)
-    return NULL;
-  skip_space (&r);
-  if (r.at != r.end)
-    {
-      fail (&r, "nothing after the value");
-      return NULL;
-    }
-  return g_steal_pointer (&out);
+  if (quire_json_text_begin (&r.text, json, n))
+    out = read_value (&r, 0);
+  if (out != NULL && quire_json_text_finish (&r.text))
+    return out;
+  srv_json_free (out);
+  quire_json_text_get_place (&r.text, &line, &column);
+  g_set_error (error, G_IO_ERROR, G_IO_ERROR_INVALID_DATA,
+               "The body is not JSON that can be read: line %zu, column %zu: expected %s", line,
+               column, r.text.expected);
+  return NULL;
 }
 
 void
@@ -401,24 +277,7 @@ srv_json_add_string (GString *out, const char *text, gssize n)
       text = valid;
       length = strlen (valid);
     }
-  g_string_append_c (out, '"');
-  for (gsize i = 0; i < length; i++)
-    {
-      guchar c = (guchar)text[i];
-
-      if (c == '"' || c == '\\')
-        {
-          g_string_append_c (out, '\\');
-          g_string_append_c (out, (char)c);
-        }
-      else if (c == '\n')
-        g_string_append (out, "\\n");
-      else if (c < 0x20 || c == 0x7f)
-        g_string_append_printf (out, "\\u%04x", c);
-      else
-        g_string_append_c (out, (char)c);
-    }
-  g_string_append_c (out, '"');
+  quire_json_add_string (out, text, (gssize)length);
 }
 
 void
