@@ -86,25 +86,13 @@ add_picture (QuireServer *self, const qe_snapshot *s, GString *out)
   g_string_append (out, "]}");
 }
 
-static gboolean
-require_engine (QuireServer *self, SoupServerMessage *msg)
-{
-  SrvError error = { 0 };
-
-  if (self->engine != NULL)
-    return TRUE;
-  srv_error_set (&error, 503, "model_not_ready", NULL, "No model is ready to answer");
-  srv_refuse (msg, &error);
-  return FALSE;
-}
-
 void
 srv_route_cache (QuireServer *self, SoupServerMessage *msg, const char *arg)
 {
   const qe_snapshot *snapshot;
   GString *out;
 
-  if (!require_engine (self, msg))
+  if (!srv_require_engine (self, msg))
     return;
   snapshot = qe_engine_dup_snapshot (self->engine);
   out = g_string_new (NULL);
@@ -178,7 +166,7 @@ srv_route_cache_events (QuireServer *self, SoupServerMessage *msg, const char *a
   Watcher *w;
   SrvError error = { 0 };
 
-  if (!require_engine (self, msg))
+  if (!srv_require_engine (self, msg))
     return;
   if (self->watchers->len >= self->options.n_connections_max / 2)
     {

@@ -666,7 +666,7 @@ start_job (Job *job)
   qe_session_id session = 0;
 
   if (job->server->engine == NULL)
-    srv_error_set (&job->failure, 503, "model_not_ready", NULL, "No model is ready to answer");
+    srv_error_no_model (&job->failure);
   else if (srv_n_choices () + job->r.n > job->server->options.n_requests_max)
     srv_error_set (&job->failure, 429, "queue_full", NULL,
                    "%u requests compute or wait already, at most %u can", srv_n_choices (),
@@ -723,7 +723,7 @@ encode (Job *job)
 
   if (tokenizer == NULL)
     {
-      srv_error_set (&job->failure, 503, "model_not_ready", NULL, "No model is ready to answer");
+      srv_error_no_model (&job->failure);
       finish_job (job);
       return;
     }
@@ -750,7 +750,7 @@ check_model (const SrvRequest *r, const qe_engine_status *status, SrvError *erro
   g_autofree char *id = srv_dup_model_id (status);
 
   if (id == NULL)
-    return srv_error_set (error, 503, "model_not_ready", NULL, "No model is ready to answer");
+    return srv_error_no_model (error);
   if (r->model == NULL || strcmp (r->model, id) == 0 || strcmp (r->model, status->model->name) == 0)
     return TRUE;
   return srv_error_set (error, 404, "model_not_found", "model",

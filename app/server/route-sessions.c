@@ -32,18 +32,6 @@ add_session (const SrvSession *s, const qe_snapshot *snapshot, GString *out)
       v != NULL ? v->n_pages_tier[QE_TIER_DISK] : 0);
 }
 
-static gboolean
-require_engine (QuireServer *self, SoupServerMessage *msg)
-{
-  SrvError error = { 0 };
-
-  if (self->engine != NULL)
-    return TRUE;
-  srv_error_set (&error, 503, "model_not_ready", NULL, "No model is ready to answer");
-  srv_refuse (msg, &error);
-  return FALSE;
-}
-
 /* The session named @arg, or NULL after the message was answered. */
 static SrvSession *
 require_session (QuireServer *self, SoupServerMessage *msg, const char *arg)
@@ -51,7 +39,7 @@ require_session (QuireServer *self, SoupServerMessage *msg, const char *arg)
   SrvError error = { 0 };
   SrvSession *session;
 
-  if (!require_engine (self, msg))
+  if (!srv_require_engine (self, msg))
     return NULL;
   session = srv_session_find (self, arg);
   if (session == NULL)
@@ -88,7 +76,7 @@ srv_route_sessions (QuireServer *self, SoupServerMessage *msg, const char *arg)
   GString *out;
   const qe_snapshot *snapshot;
 
-  if (!require_engine (self, msg))
+  if (!srv_require_engine (self, msg))
     return;
   sorted = g_ptr_array_new ();
   g_hash_table_iter_init (&iter, self->sessions);
@@ -219,6 +207,16 @@ choose_name (QuireServer *self, Body *body, SrvError *error)
   return TRUE;
 }
 
+/* @session: NULL: there is none, for @error, which is cleared. */
+static void
+answer_new (QuireServer *self, SoupServerMessage *msg, SrvSession *session, SrvError *error)
+{
+  if (session != NULL)
+    answer_session (self, msg, session, 201);
+  else
+    srv_refuse (msg, error);
+}
+
 void
 srv_route_session_new (QuireServer *self, SoupServerMessage *msg, const char *arg)
 {
@@ -227,16 +225,13 @@ srv_route_session_new (QuireServer *self, SoupServerMessage *msg, const char *ar
   qe_cache_config cache = self->options.cache;
   Body body;
 
-  if (!require_engine (self, msg) || !read_body (msg, TAKES_NAME | TAKES_MODE, &body))
+  if (!srv_require_engine (self, msg) || !read_body (msg, TAKES_NAME | TAKES_MODE, &body))
     return;
   if (body.has_mode)
     cache.mode = body.mode;
   if (choose_name (self, &body, &error))
     session = srv_session_add (self, body.name, &cache, 0, &error);
-  if (session != NULL)
-    answer_session (self, msg, session, 201);
-  else
-    srv_refuse (msg, &error);
+  answer_new (self, msg, session, &error);
   g_free (body.name);
 }
 
@@ -265,10 +260,7 @@ srv_route_session_fork (QuireServer *self, SoupServerMessage *msg, const char *a
   parent->n_running--;
   if (id != 0)
     session = srv_session_add (self, body.name, &cache, id, &error);
-  if (session != NULL)
-    answer_session (self, msg, session, 201);
-  else
-    srv_refuse (msg, &error);
+  answer_new (self, msg, session, &error);
   g_free (body.name);
 }
 

@@ -159,7 +159,7 @@ route (QuireServer *self, SoupServerMessage *msg, gboolean is_decode)
     ;
   else if (self->engine == NULL
            || (work->tokenizer = qe_engine_dup_tokenizer (self->engine)) == NULL)
-    srv_error_set (&error, 503, "model_not_ready", NULL, "No model is ready to answer");
+    srv_error_no_model (&error);
   else
     {
       work->x = srv_exchange_new (self, msg);

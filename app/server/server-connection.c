@@ -574,6 +574,18 @@ srv_refuse (SoupServerMessage *msg, SrvError *error)
   srv_error_clear (error);
 }
 
+gboolean
+srv_require_engine (QuireServer *self, SoupServerMessage *msg)
+{
+  SrvError error = { 0 };
+
+  if (self->engine != NULL)
+    return TRUE;
+  srv_error_no_model (&error);
+  srv_refuse (msg, &error);
+  return FALSE;
+}
+
 void
 srv_refuse_now (SoupServerMessage *msg, SrvError *error)
 {

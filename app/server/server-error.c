@@ -29,6 +29,12 @@ srv_error_set (SrvError *error, guint status, const char *code, const char *para
 }
 
 gboolean
+srv_error_no_model (SrvError *error)
+{
+  return srv_error_set (error, 503, "model_not_ready", NULL, "No model is ready to answer");
+}
+
+gboolean
 srv_error_from_engine (SrvError *error, const GError *cause)
 {
   gint code = cause != NULL && cause->domain == QE_ERROR ? cause->code : QE_ERROR_FAILED;
@@ -53,7 +59,7 @@ srv_error_from_engine (SrvError *error, const GError *cause)
     case QE_ERROR_CANCELLED:
       return srv_error_set (error, 503, "cancelled", NULL, "The request was cancelled");
     default: /* files and formats: their messages name places on the disk */
-      return srv_error_set (error, 503, "model_not_ready", NULL, "No model is ready to answer");
+      return srv_error_no_model (error);
     }
 }
 

@@ -17,6 +17,7 @@ void srv_error_clear (SrvError *error);
 /* Sets @error, which is clear. Returns FALSE. @param, @code: NULL is fine. */
 gboolean srv_error_set (SrvError *error, guint status, const char *code, const char *param,
                         const char *format, ...) G_GNUC_PRINTF (5, 6);
+gboolean srv_error_no_model (SrvError *error); /* 503: there is nothing to answer with. FALSE */
 /* As the engine said it, with the status that its code stands for. What might name a file is said in general. */
 gboolean srv_error_from_engine (SrvError *error, const GError *cause);
 /* {"error":{"message","type","param","code"}} */

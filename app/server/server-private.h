@@ -134,6 +134,8 @@ const char *srv_status_phrase (guint status);
 /* Answers at once, from within a handler. @body: consumed. */
 void srv_answer (SoupServerMessage *msg, guint status, const char *type, GString *body);
 void srv_refuse (SoupServerMessage *msg, SrvError *error); /* clears @error */
+/* FALSE after @msg was refused: there is no engine. */
+gboolean srv_require_engine (QuireServer *self, SoupServerMessage *msg);
 /* As above while the body is still coming: the answer goes out at once and the connection ends. */
 void srv_refuse_now (SoupServerMessage *msg, SrvError *error);
 
