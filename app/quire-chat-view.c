@@ -221,14 +221,26 @@ items_changed_cb (QuireChatView *self, guint position, guint removed, guint adde
 
 /* ---- Turns ---- */
 
+/* FALSE: no model can take a turn. Else the transcript will follow the reply. */
 static gboolean
-turn_settings (QuireChatView *self, QuireTurnSettings *settings)
+begin_turn (QuireChatView *self, QuireTurnSettings *settings)
 {
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
 
   if (!quire_engine_client_is_ready (client))
     return FALSE;
   quire_settings_get_turn (quire_engine_client_get_status (client)->model, settings);
+  self->stick = TRUE;
+  return TRUE;
+}
+
+/* A turn that was asked for at a message, not in the composer. */
+static gboolean
+begin_turn_at_message (QuireChatView *self, QuireTurnSettings *settings)
+{
+  if (!begin_turn (self, settings))
+    return FALSE;
+  quire_composer_grab_focus (self->composer);
   return TRUE;
 }
 
@@ -237,10 +249,7 @@ quire_chat_view_send (QuireChatView *self, const char *text)
 {
   QuireTurnSettings settings;
 
-  if (!turn_settings (self, &settings))
-    return;
-  self->stick = TRUE;
-  if (quire_conversation_send (self->conversation, text, &settings))
+  if (begin_turn (self, &settings) && quire_conversation_send (self->conversation, text, &settings))
     quire_composer_clear (self->composer);
 }
 
@@ -250,11 +259,8 @@ regenerate_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   QuireChatView *self = user_data;
   QuireTurnSettings settings;
 
-  if (!turn_settings (self, &settings))
-    return;
-  self->stick = TRUE;
-  quire_composer_grab_focus (self->composer);
-  quire_conversation_regenerate (self->conversation, &settings);
+  if (begin_turn_at_message (self, &settings))
+    quire_conversation_regenerate (self->conversation, &settings);
 }
 
 static void
@@ -263,11 +269,8 @@ continue_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   QuireChatView *self = user_data;
   QuireTurnSettings settings;
 
-  if (!turn_settings (self, &settings))
-    return;
-  self->stick = TRUE;
-  quire_composer_grab_focus (self->composer);
-  quire_conversation_continue (self->conversation, &settings);
+  if (begin_turn_at_message (self, &settings))
+    quire_conversation_continue (self->conversation, &settings);
 }
 
 static GtkWidget *
@@ -301,12 +304,10 @@ send_edit_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 
   g_variant_get (parameter, "(u&s)", &seq, &text);
   row = find_row (self, seq);
-  if (row == NULL || !turn_settings (self, &settings))
-    return;
-  self->stick = TRUE;
-  quire_composer_grab_focus (self->composer);
-  quire_conversation_edit (
-      self->conversation, quire_message_row_get_message (QUIRE_MESSAGE_ROW (row)), text, &settings);
+  if (row != NULL && begin_turn_at_message (self, &settings))
+    quire_conversation_edit (self->conversation,
+                             quire_message_row_get_message (QUIRE_MESSAGE_ROW (row)), text,
+                             &settings);
 }
 
 /* The reading place stays: what was flipped is where it was. */
