@@ -167,3 +167,40 @@ uint32_t et_pages_used(qe_engine *engine)
         g_usleep(10 * 1000);
     }
 }
+
+void et_ask_exactly(
+    qe_engine *engine, qe_session_id session, const char *text, uint32_t n_tokens, et_result *result)
+{
+    qe_message message;
+    qe_generate_params params = et_user(session, text, &message);
+    params.max_tokens = n_tokens;
+    params.ignore_eos = true;
+    et_generate(engine, &params, result);
+    g_assert_no_error(result->error);
+}
+
+qe_session_id et_open_with(qe_engine *engine, const qe_session_options *options)
+{
+    g_autoptr(GError) error = NULL;
+    qe_session_id id = qe_engine_open_session_with(engine, options, &error);
+    g_assert_no_error(error);
+    return id;
+}
+
+void et_wait_lost(qe_engine *engine)
+{
+    qe_engine_status status = {0};
+    do {
+        qe_engine_status_clear(&status);
+        qe_engine_get_status(engine, &status);
+    } while (status.state != QE_ENGINE_LOST);
+    qe_engine_status_clear(&status);
+}
+
+void et_recover(qe_engine *engine)
+{
+    g_autoptr(GError) error = NULL;
+    qe_engine_recover(engine);
+    qe_engine_wait_ready(engine, &error);
+    g_assert_no_error(error);
+}

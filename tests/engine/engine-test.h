@@ -34,6 +34,12 @@ qe_generate_params et_ids(qe_session_id session, const uint32_t *ids, uint32_t n
 GArray *et_some_ids(uint32_t n, uint32_t seed);         /* uint32_t: random ids of ordinary tokens */
 void et_finish(qe_request *request, et_result *result); /* takes until DONE; frees @request */
 void et_generate(qe_engine *engine, const qe_generate_params *params, et_result *result);
+/* A user turn, greedy, of exactly @n_tokens. */
+void et_ask_exactly(
+    qe_engine *engine, qe_session_id session, const char *text, uint32_t n_tokens, et_result *result);
+qe_session_id et_open_with(qe_engine *engine, const qe_session_options *options);
+void et_wait_lost(qe_engine *engine); /* until the engine says that its device is lost */
+void et_recover(qe_engine *engine);   /* then: until it is ready again */
 /* A user turn, greedy, to its end. */
 void et_ask(
     qe_engine *engine, qe_session_id session, const char *text, uint32_t max_tokens, et_result *result);

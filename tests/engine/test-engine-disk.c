@@ -51,13 +51,10 @@ static qe_engine *engine_with(const char *dir)
 
 static qe_session_id open_key(qe_engine *engine, const char *key)
 {
-    g_autoptr(GError) error = NULL;
     qe_session_options options;
     qe_session_options_init(&options);
     options.disk_key = key;
-    qe_session_id id = qe_engine_open_session_with(engine, &options, &error);
-    g_assert_no_error(error);
-    return id;
+    return et_open_with(engine, &options);
 }
 
 static qe_generate_params params_of(qe_session_id session, const GArray *ids)
@@ -721,15 +718,8 @@ static void test_lost(void)
         et_generate(engine, &params, &r);
         if (r.error) {
             g_assert_error(r.error, QE_ERROR, QE_ERROR_DEVICE_LOST);
-            qe_engine_status status = {0};
-            do {
-                qe_engine_status_clear(&status);
-                qe_engine_get_status(engine, &status);
-            } while (status.state != QE_ENGINE_LOST);
-            qe_engine_status_clear(&status);
-            qe_engine_recover(engine);
-            qe_engine_wait_ready(engine, &error);
-            g_assert_no_error(error);
+            et_wait_lost(engine);
+            et_recover(engine);
             et_generate(engine, &params, &r);
             g_assert_no_error(r.error);
         }

@@ -170,9 +170,7 @@ static void test_lost(void)
                 g_assert_null(qe_engine_generate(engine, &params, &error));
                 g_assert_error(error, QE_ERROR, QE_ERROR_DEVICE_LOST);
                 g_clear_error(&error);
-                qe_engine_recover(engine);
-                qe_engine_wait_ready(engine, &error);
-                g_assert_no_error(error);
+                et_recover(engine);
                 et_generate(engine, &params, &got[i]);
                 g_assert_no_error(got[i].error);
                 /* What the host had a copy of outlives the device, and no more than was said before. */
@@ -213,16 +211,9 @@ static void test_lost_together(void)
     }
     while (qe_engine_open_session(engine, NULL) == 0)
         g_usleep(1000);
-    qe_engine_status status = {0};
-    do {
-        qe_engine_status_clear(&status);
-        qe_engine_get_status(engine, &status);
-    } while (status.state != QE_ENGINE_LOST);
-    qe_engine_status_clear(&status);
+    et_wait_lost(engine);
     qe_engine_close_session(engine, sessions[3]); /* also while lost */
-    qe_engine_recover(engine);
-    qe_engine_wait_ready(engine, &error);
-    g_assert_no_error(error);
+    et_recover(engine);
     for (int i = 0; i < 3; i++) {
         g_auto(et_result) r = {0};
         qe_generate_params params = et_user(sessions[i], "What is my name?", &message);

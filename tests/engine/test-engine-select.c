@@ -52,14 +52,11 @@ static void small_config(qe_cache_config *config, uint32_t n_chosen)
 
 static qe_session_id open_with(qe_engine *engine, const qe_cache_config *config, const char *key)
 {
-    g_autoptr(GError) error = NULL;
     qe_session_options options;
     qe_session_options_init(&options);
     options.cache = *config;
     options.disk_key = key;
-    qe_session_id id = qe_engine_open_session_with(engine, &options, &error);
-    g_assert_no_error(error);
-    return id;
+    return et_open_with(engine, &options);
 }
 
 static qe_session_id open_small(qe_engine *engine, uint32_t n_chosen, uint32_t hot_tokens)
@@ -81,16 +78,6 @@ static void ask_ids(qe_engine *engine, qe_session_id session, const GArray *ids,
 {
     qe_generate_params params =
         et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, N_TOKENS);
-    params.ignore_eos = true;
-    et_generate(engine, &params, r);
-    g_assert_no_error(r->error);
-}
-
-static void ask(qe_engine *engine, qe_session_id session, const char *text, et_result *r)
-{
-    qe_message message;
-    qe_generate_params params = et_user(session, text, &message);
-    params.max_tokens = N_TOKENS;
     params.ignore_eos = true;
     et_generate(engine, &params, r);
     g_assert_no_error(r->error);
@@ -224,7 +211,7 @@ static void test_placement(void)
     g_assert_cmpfloat(error, >, 1e-3);
     qe_session_id session = open_small(engine, 4, 0);
     for (guint i = 0; i < N_TURNS; i++)
-        ask(engine, session, questions[i], &want[i]);
+        et_ask_exactly(engine, session, questions[i], N_TOKENS, &want[i]);
     g_assert_cmpfloat(want[0].receipt.skipped_share, ==, 0);
     g_assert_cmpfloat(want[N_TURNS - 1].receipt.skipped_share, >, 0.2);
     qe_engine_free(engine);
@@ -237,7 +224,7 @@ static void test_placement(void)
         session = open_small(engine, 4, places[k].hot_tokens);
         for (guint i = 0; i < N_TURNS; i++) {
             g_auto(et_result) r = {0};
-            ask(engine, session, questions[i], &r);
+            et_ask_exactly(engine, session, questions[i], N_TOKENS, &r);
             et_assert_same(&want[i], &r);
             g_assert_cmpint(r.receipt.mode, ==, QE_CACHE_SELECTIVE);
             g_assert_cmpfloat(r.receipt.skipped_share, ==, want[i].receipt.skipped_share);
@@ -336,7 +323,7 @@ static void test_change(void)
     qe_engine *engine = engine_of(400, 400, NULL);
     qe_session_id session = open_exact(engine);
     for (guint i = 0; i < N_TURNS; i++)
-        ask(engine, session, questions[i], &want[i]);
+        et_ask_exactly(engine, session, questions[i], N_TOKENS, &want[i]);
     qe_engine_free(engine);
 
     engine = engine_of(400, 400, NULL);
@@ -344,7 +331,7 @@ static void test_change(void)
     for (guint i = 0; i < N_TURNS; i++) {
         g_auto(et_result) r = {0};
         set_cache(engine, session, i == 1 || i == 3 ? &exact : &selective);
-        ask(engine, session, questions[i], &r);
+        et_ask_exactly(engine, session, questions[i], N_TOKENS, &r);
         g_assert_cmpint(r.receipt.mode, ==, i == 1 || i == 3 ? QE_CACHE_TIERED : QE_CACHE_SELECTIVE);
         g_assert_cmpuint(r.receipt.n_reused, ==, 0);
         g_assert_cmpint(r.receipt.mismatch, ==, i ? QE_MISMATCH_MODE : QE_MISMATCH_NONE);
@@ -366,13 +353,13 @@ static void test_fork(void)
     g_auto(et_result) first = {0};
     g_auto(et_result) a = {0};
     g_auto(et_result) b = {0};
-    ask(engine, session, questions[0], &first);
+    et_ask_exactly(engine, session, questions[0], N_TOKENS, &first);
     et_result_clear(&first);
-    ask(engine, session, questions[2], &first);
+    et_ask_exactly(engine, session, questions[2], N_TOKENS, &first);
     qe_session_id fork = qe_engine_fork_session(engine, session, QE_KEEP_ALL, &error);
     g_assert_no_error(error);
-    ask(engine, fork, questions[1], &b);
-    ask(engine, session, questions[1], &a);
+    et_ask_exactly(engine, fork, questions[1], N_TOKENS, &b);
+    et_ask_exactly(engine, session, questions[1], N_TOKENS, &a);
     et_assert_same(&a, &b);
     g_assert_cmpint(b.receipt.mode, ==, QE_CACHE_SELECTIVE);
     g_assert_cmpfloat(b.receipt.skipped_share, >, 0);
@@ -455,15 +442,8 @@ static void test_lost(void)
         if (r.error) {
             g_assert_error(r.error, QE_ERROR, QE_ERROR_DEVICE_LOST);
             n_losses++;
-            qe_engine_status status = {0};
-            do {
-                qe_engine_status_clear(&status);
-                qe_engine_get_status(engine, &status);
-            } while (status.state != QE_ENGINE_LOST);
-            qe_engine_status_clear(&status);
-            qe_engine_recover(engine);
-            qe_engine_wait_ready(engine, &error);
-            g_assert_no_error(error);
+            et_wait_lost(engine);
+            et_recover(engine);
             et_result_clear(&r);
             et_generate(engine, &params, &r);
             g_assert_no_error(r.error);
@@ -484,7 +464,7 @@ static void test_many(void)
     for (guint i = 0; i < N; i++) {
         qe_session_id s = open_small(engine, 3, 0);
         for (guint t = 0; t < N_TURNS; t++)
-            ask(engine, s, questions[(t + i) % N_TURNS], &want[i][t]);
+            et_ask_exactly(engine, s, questions[(t + i) % N_TURNS], N_TOKENS, &want[i][t]);
     }
     qe_engine_free(engine);
     for (int mock = 0; mock < 2; mock++) {
@@ -496,7 +476,7 @@ static void test_many(void)
         for (guint t = 0; t < N_TURNS; t++) {
             for (guint i = 0; i < N; i++) {
                 g_auto(et_result) r = {0};
-                ask(engine, sessions[i], questions[(t + i) % N_TURNS], &r);
+                et_ask_exactly(engine, sessions[i], questions[(t + i) % N_TURNS], N_TOKENS, &r);
                 et_assert_same(&want[i][t], &r);
                 g_assert_cmpuint(r.receipt.n_recomputed, ==, 0);
             }

@@ -39,15 +39,12 @@ static qe_engine *engine_with(uint32_t n_device, uint32_t n_host)
 
 static qe_session_id open_mode(qe_engine *engine, qe_cache_mode mode, uint32_t gpu_tokens, bool use_cache)
 {
-    g_autoptr(GError) error = NULL;
     qe_session_options options;
     qe_session_options_init(&options);
     options.cache.mode = mode;
     options.cache.hot_cache_length = gpu_tokens;
     options.cache.use_cache = use_cache;
-    qe_session_id id = qe_engine_open_session_with(engine, &options, &error);
-    g_assert_no_error(error);
-    return id;
+    return et_open_with(engine, &options);
 }
 
 /* Turn @turn of conversation @k, in place of what came of it before. */
@@ -117,9 +114,7 @@ static void recover(qe_engine *engine, uint32_t nth_alloc, uint32_t *n_failed)
     g_assert_error(error, QE_ERROR, QE_ERROR_NO_MEMORY);
     g_clear_error(&error);
     ++*n_failed;
-    qe_engine_recover(engine);
-    qe_engine_wait_ready(engine, &error);
-    g_assert_no_error(error);
+    et_recover(engine);
 }
 
 /* All conversations by turns, the fault armed before the first turn. */

@@ -32,24 +32,11 @@ static qe_engine *engine_with(uint32_t n_device, uint32_t n_host)
 
 static qe_session_id open_mode(qe_engine *engine, qe_cache_mode mode, uint32_t gpu_tokens)
 {
-    g_autoptr(GError) error = NULL;
     qe_session_options options;
     qe_session_options_init(&options);
     options.cache.mode = mode;
     options.cache.hot_cache_length = gpu_tokens;
-    qe_session_id id = qe_engine_open_session_with(engine, &options, &error);
-    g_assert_no_error(error);
-    return id;
-}
-
-static void ask(qe_engine *engine, qe_session_id session, const char *text, et_result *r)
-{
-    qe_message message;
-    qe_generate_params params = et_user(session, text, &message);
-    params.max_tokens = N_TOKENS;
-    params.ignore_eos = true;
-    et_generate(engine, &params, r);
-    g_assert_no_error(r->error);
+    return et_open_with(engine, &options);
 }
 
 static void clear_all(et_result *results)
@@ -61,7 +48,7 @@ static void clear_all(et_result *results)
 static void talk(qe_engine *engine, qe_session_id session, et_result *results)
 {
     for (guint i = 0; i < N_TURNS; i++)
-        ask(engine, session, questions[i], &results[i]);
+        et_ask_exactly(engine, session, questions[i], N_TOKENS, &results[i]);
 }
 
 /* The raw logits after each of the last 40 tokens of @ids in a session of @mode, computed in two pieces. */
@@ -162,7 +149,7 @@ static void many_conversations(bool mock)
     for (guint i = 0; i < N; i++) {
         qe_session_id s = open_mode(engine, QE_CACHE_SESSION, 0);
         for (guint t = 0; t < N_TURNS; t++)
-            ask(engine, s, questions[(t + i) % N_TURNS], &want[i][t]);
+            et_ask_exactly(engine, s, questions[(t + i) % N_TURNS], N_TOKENS, &want[i][t]);
     }
     qe_engine_free(engine);
 
@@ -176,7 +163,7 @@ static void many_conversations(bool mock)
     for (guint t = 0; t < N_TURNS; t++) {
         for (guint i = 0; i < N; i++) {
             g_auto(et_result) r = {0};
-            ask(engine, sessions[i], questions[(t + i) % N_TURNS], &r);
+            et_ask_exactly(engine, sessions[i], questions[(t + i) % N_TURNS], N_TOKENS, &r);
             et_assert_same(&want[i][t], &r);
             g_assert_cmpint(r.receipt.mode, ==, QE_CACHE_TIERED);
             g_assert_cmpuint(r.receipt.n_recomputed, ==, 0);
@@ -282,7 +269,7 @@ static void test_lost(void)
     qe_session_id session = open_mode(engine, QE_CACHE_TIERED, 0);
     g_auto(et_result) a = {0};
     g_auto(et_result) b = {0};
-    ask(engine, session, questions[0], &a);
+    et_ask_exactly(engine, session, questions[0], N_TOKENS, &a);
     mock_options.lose_at = 12;
     qe_engine_free(engine);
 
@@ -295,15 +282,8 @@ static void test_lost(void)
     et_generate(engine, &params, &b);
     g_assert_error(b.error, QE_ERROR, QE_ERROR_DEVICE_LOST);
     mock_options.lose_at = 0;
-    qe_engine_status status = {0};
-    do {
-        qe_engine_status_clear(&status);
-        qe_engine_get_status(engine, &status);
-    } while (status.state != QE_ENGINE_LOST);
-    qe_engine_status_clear(&status);
-    qe_engine_recover(engine);
-    qe_engine_wait_ready(engine, &error);
-    g_assert_no_error(error);
+    et_wait_lost(engine);
+    et_recover(engine);
     et_result_clear(&b);
     params.keep_messages = 0;
     params.max_tokens = N_TOKENS;
@@ -400,7 +380,7 @@ static void test_change(void)
                 QE_ERROR_BUSY); /* the end of a reply comes a moment before the session is free */
             g_clear_error(&error);
         }
-        ask(engine, session, questions[i], &r);
+        et_ask_exactly(engine, session, questions[i], N_TOKENS, &r);
         et_assert_same(&want[i], &r);
         g_assert_cmpint(r.receipt.mode, ==, order[i]);
         g_assert_cmpint(r.receipt.mismatch, ==, i >= 2 ? QE_MISMATCH_MODE : QE_MISMATCH_NONE);
