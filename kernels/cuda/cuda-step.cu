@@ -646,67 +646,6 @@ static qk_status make_graphs(qkc_step *step)
     return status;
 }
 
-/* ---- Parts ---------------------------------------------------------------------------------------------------- */
-
-static qk_status make_marks(qkc_step *step)
-{
-    qkc_backend *backend = (qkc_backend *)step->head.backend;
-    qkc_marks *marks = &step->marks;
-    const uint32_t n_max =
-        shape_of((const qkc_context *)step->head.context)->n_layers * QKC_MARKS_LAYER + QKC_MARKS_STEP;
-    if (marks->n_max > 0)
-        return QK_OK;
-    if (marks->events == NULL) {
-        marks->events = (cudaEvent_t *)calloc(n_max, sizeof(*marks->events));
-        marks->parts = (qk_part *)calloc(n_max, sizeof(*marks->parts));
-        if (marks->events == NULL || marks->parts == NULL)
-            return qkc_fail(backend, QK_NO_MEMORY, cudaSuccess, "step: no memory for the times of its parts");
-    }
-    for (uint32_t i = 0; i < n_max; i++) {
-        cudaError_t code = marks->events[i] == NULL ? cudaEventCreate(&marks->events[i]) : cudaSuccess;
-        if (code != cudaSuccess)
-            return qkc_fail(backend, QK_UNSUPPORTED, code, "step: an event to time its parts with");
-    }
-    marks->n_max = n_max;
-    return QK_OK;
-}
-
-static void free_marks(qkc_step *step, bool is_lost)
-{
-    qkc_marks *marks = &step->marks;
-    const uint32_t n_max =
-        shape_of((const qkc_context *)step->head.context)->n_layers * QKC_MARKS_LAYER + QKC_MARKS_STEP;
-    for (uint32_t i = 0; i < n_max && marks->events != NULL && !is_lost; i++)
-        if (marks->events[i] != NULL)
-            cudaEventDestroy(marks->events[i]);
-    free(marks->events);
-    free(marks->parts);
-}
-
-cudaError_t qkc_mark(qkc_step *step, qk_part part)
-{
-    qkc_marks *marks = &step->marks;
-    if (!step->plan.profile || marks->n == marks->n_max)
-        return cudaSuccess;
-    marks->parts[marks->n] = part;
-    return cudaEventRecord(marks->events[marks->n++], compute((const qkc_context *)step->head.context));
-}
-
-/* Of a step that is done. */
-static void sum_marks(qkc_step *step)
-{
-    qkc_marks *marks = &step->marks;
-    const bool apart = marks->result.kv_in_attend;
-    memset(&marks->result, 0, sizeof(marks->result));
-    marks->result.kv_in_attend = apart;
-    for (uint32_t i = 1; i < marks->n; i++) {
-        float ms = 0;
-        if (cudaEventElapsedTime(&ms, marks->events[i - 1], marks->events[i]) == cudaSuccess)
-            marks->result.ms[marks->parts[i]] += ms;
-    }
-    step->result.profile = &marks->result;
-}
-
 /* ---- Step objects -------------------------------------------------------------------------------------------- */
 
 /* A step over garbage: @n_rows rows behind some cached ones, all pages being @page, one output without a slot. */
@@ -850,7 +789,7 @@ void qkc_step_free(qk_step *base)
         cudaFreeHost(step->block);
         cudaGetLastError();
     }
-    free_marks(step, qkc_is_lost(backend));
+    qkc_marks_free(step, qkc_is_lost(backend));
     if (step->logits != NULL)
         munmap(step->logits, step->logits_bytes);
     free(step);
@@ -1089,7 +1028,7 @@ qk_status qkc_step_submit(qk_step *base)
         return fail_outside(step, decode);
     step->marks.n = 0;
     step->result.profile = NULL;
-    if (plan->profile && (status = make_marks(step)) != QK_OK)
+    if (plan->profile && (status = qkc_marks_make(step)) != QK_OK)
         return status;
     if (streamed && (status = qkc_stream_build(step, decode, takes_host)) != QK_OK)
         return status;
@@ -1159,7 +1098,7 @@ static void finish(qkc_step *step)
             if (step->plan.outputs[i].flags & QK_OUTPUT_LOGITS)
                 memcpy(step->logits + i * vocab, step->staged + n++ * vocab, vocab * sizeof(float));
         if (step->plan.profile)
-            sum_marks(step);
+            qkc_marks_sum(step);
         step->running = false;
         step->status = QK_OK;
         return;

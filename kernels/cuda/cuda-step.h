@@ -254,6 +254,10 @@ cudaError_t qkc_stream_place(const qkc_launch *launch, qkc_step *step, uint32_t 
 cudaError_t qkc_stream_before(qkc_step *step, uint32_t layer, const qkc_range *range);
 cudaError_t qkc_stream_after(qkc_step *step, uint32_t layer, const qkc_range *range);
 
+/* Times of a step's parts (cuda-marks.cu). Events are made for the first such step; a step that is done is summed. */
+qk_status qkc_marks_make(qkc_step *step);
+void qkc_marks_free(qkc_step *step, bool is_lost);
+void qkc_marks_sum(qkc_step *step);
 /* In a step that times its parts: what was launched since the last mark is @part. The first mark is the step's begin. */
 cudaError_t qkc_mark(qkc_step *step, qk_part part);
 
