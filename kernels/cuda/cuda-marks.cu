@@ -16,12 +16,12 @@ qk_status qkc_marks_make(qkc_step *step)
     const uint32_t n_max = marks_max(step);
     if (marks->n_max > 0)
         return QK_OK;
-    if (marks->events == NULL) {
+    if (marks->events == NULL)
         marks->events = (cudaEvent_t *)calloc(n_max, sizeof(*marks->events));
+    if (marks->parts == NULL)
         marks->parts = (qk_part *)calloc(n_max, sizeof(*marks->parts));
-        if (marks->events == NULL || marks->parts == NULL)
-            return qkc_fail(backend, QK_NO_MEMORY, cudaSuccess, "step: no memory for the times of its parts");
-    }
+    if (marks->events == NULL || marks->parts == NULL)
+        return qkc_fail(backend, QK_NO_MEMORY, cudaSuccess, "step: no memory for the times of its parts");
     for (uint32_t i = 0; i < n_max; i++) {
         cudaError_t code = marks->events[i] == NULL ? cudaEventCreate(&marks->events[i]) : cudaSuccess;
         if (code != cudaSuccess)
