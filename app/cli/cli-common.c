@@ -41,6 +41,18 @@ cli_parse (GOptionContext *context, int *argc, char ***argv, int *status)
   return FALSE;
 }
 
+gboolean
+cli_parse_options (GOptionContext *context, int argc, char **argv, const char *command, int *status)
+{
+  if (!cli_parse (context, &argc, &argv, status))
+    return FALSE;
+  if (argc == 1)
+    return TRUE;
+  *status
+      = cli_fail (CLI_USAGE, "%s takes no arguments besides options, found “%s”", command, argv[1]);
+  return FALSE;
+}
+
 GOptionGroup *
 cli_engine_options_group (CliEngineOptions *o)
 {

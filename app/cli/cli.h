@@ -26,6 +26,9 @@ int cli_serve (int argc, char **argv); /* in builds with the server */
 int cli_fail (int status, const char *format, ...) G_GNUC_PRINTF (2, 3);
 /* Parses the command's options and frees @context. FALSE: *status has the exit status. */
 gboolean cli_parse (GOptionContext *context, int *argc, char ***argv, int *status);
+/* The same for a command that takes nothing but options; FALSE also after an argument was refused. */
+gboolean cli_parse_options (GOptionContext *context, int argc, char **argv, const char *command,
+                            int *status);
 
 /* ---- Options of all commands that load a model ---- */
 

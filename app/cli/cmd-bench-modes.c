@@ -703,10 +703,8 @@ cli_bench_modes (int argc, char **argv)
   g_option_context_add_main_entries (context, entries, NULL);
   g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
-  if (cli_parse (context, &argc, &argv, &status))
-    status = argc > 1 ? cli_fail (
-                 CLI_USAGE, "bench modes takes no arguments besides options, found “%s”", argv[1])
-                      : run (&o);
+  if (cli_parse_options (context, argc, argv, "bench modes", &status))
+    status = run (&o);
   g_free (o.lengths);
   g_free (o.modes);
   g_free (o.against);

@@ -267,10 +267,8 @@ cli_bench_paths (int argc, char **argv)
 
   g_option_context_add_main_entries (context, entries, NULL);
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));
-  if (cli_parse (context, &argc, &argv, &status))
-    status = argc > 1 ? cli_fail (
-                 CLI_USAGE, "bench paths takes no arguments besides options, found “%s”", argv[1])
-                      : run (&o);
+  if (cli_parse_options (context, argc, argv, "bench paths", &status))
+    status = run (&o);
   g_free (o.lengths);
   cli_engine_options_clear (&o.engine);
   return status;
