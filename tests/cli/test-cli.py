@@ -350,10 +350,22 @@ def info_prices_contexts():
     assert "does not fit" in small, small
 
 
+def older_tokens_were_on_the_host(cells):
+    """64 tokens on the device: the older ones are read where they are, in half the room with int8 pages."""
+    return all(t["on_host"] + t["restored_host"] >= t["prompt"] - 128
+               for mode in ("tiered", "tiered-int8") for t in cells[256, mode]["turns"][1:]) and \
+        cells[256, "tiered-int8"]["peak_kv_bytes"] < 0.7 * cells[256, "tiered"]["peak_kv_bytes"]
+
+
 @test
 def bench_modes_measures_all_modes():
-    d = json.loads(ok(*SMALL, "--gpu-max-length", "64", "--json"))
-    cells = {(c["tokens"], c["mode"]): c for c in d["cells"]}
+    # Pages are stored beside the work. On a busy machine a turn may come before that, so the run has further tries.
+    for _ in range(5):
+        d = json.loads(ok(*SMALL, "--gpu-max-length", "64", "--json"))
+        cells = {(c["tokens"], c["mode"]): c for c in d["cells"]}
+        if older_tokens_were_on_the_host(cells):
+            break
+    assert older_tokens_were_on_the_host(cells)
     assert list(cells) == [(n, m) for n in (64, 256) for m in MODES]
     assert d["complete"]
     for (n, mode), c in cells.items():
@@ -367,14 +379,9 @@ def bench_modes_measures_all_modes():
         assert c["peak_process_bytes"] == 0 or d["peak_memory"] == "process"
     for mode in KEEPING:
         assert cells[256, mode]["peak_kv_bytes"] > 0
-    # 64 tokens on the device: the older ones are read where they are, once they are stored. That is beside the work: the
-    # turn right behind the first prompt may still find them all on the device.
     for mode in ("tiered", "tiered-int8"):
-        assert any(t["on_host"] + t["restored_host"] >= t["prompt"] - 128 for t in cells[256, mode]["turns"][1:]), mode
         assert cells[256, mode]["peak_used_bytes"]["host"] > 0
     assert all(t["on_host"] == 0 for t in cells[256, "session"]["turns"])
-    # A page that is being stored is counted in both tiers, so the halves are not exact.
-    assert cells[256, "tiered-int8"]["peak_kv_bytes"] < cells[256, "tiered"]["peak_kv_bytes"]
     for c in d["comparisons"]:
         b = c["breakdown"]
         parts = [b[k] for k in ("kv_update_ms", "attention_ms", "embedding_mlp_ms", "sampling_ms")]
