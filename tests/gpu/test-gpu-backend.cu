@@ -661,8 +661,8 @@ static bool says_lost(qk_backend *backend, qk_status status)
     return status == QK_DEVICE_LOST && has(qk_backend_error(backend), "lost");
 }
 
-/* @other: a second backend of the device. */
-static void test_loss(int round)
+/* Loses the device and opens it again; false where the driver does not give it back to this process. */
+static bool test_loss(int round)
 {
     qk_backend *backend = open_backend(), *other = open_backend("portable");
     qk_buffer *device = new_buffer(backend, QK_MEMORY_DEVICE, 4096),
@@ -735,12 +735,13 @@ static void test_loss(int round)
     /* Drivers differ: where the process does not get the card back, it has to say what to do. */
     if (!tap_ok(status == QK_OK || strstr(error, "restart Quire") != NULL, "a fresh start: %s", error) ||
         status != QK_OK)
-        return;
+        return false;
     test_copies(backend, 1000 + (uint64_t)round);
     test_fills(backend, QK_MEMORY_DEVICE);
     test_load(backend, t, NULL, "after the loss");
     test_measure(backend);
     qk_backend_free(backend);
+    return true;
 }
 
 /* ---- Benchmark ----------------------------------------------------------------------------------------------- */
@@ -916,7 +917,8 @@ int main(int argc, char **argv)
     test_model_too_large(backend);
     test_measure(backend);
     qk_backend_free(backend);
-    test_loss(0);
-    test_loss(1);
+    if (!test_loss(0) || !test_loss(1))
+        tap_note(
+            "this driver keeps a lost card from the process, so it was not lost a second time or used again");
     return tap_done();
 }
