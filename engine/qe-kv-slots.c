@@ -103,15 +103,19 @@ static void free_last_slab(qe_kv_slots *self)
 }
 
 /* Makes the system give the pages of [@map, @map + @bytes) now. A driver that registers them would do it under a lock for
- * which the next launch waits. */
-static void touch(void *map, uint64_t bytes)
+ * which the next launch waits. A piece at a time: a call holds the lock of the address space, for which every thread waits
+ * that maps memory, and behind it those that touch new pages. */
+static void touch(char *map, uint64_t bytes)
 {
+    for (uint64_t at = 0; at < bytes; at += HUGE_UNIT) {
+        uint64_t n = MIN(bytes - at, HUGE_UNIT);
 #ifdef MADV_POPULATE_WRITE
-    if (madvise(map, bytes, MADV_POPULATE_WRITE) == 0)
-        return;
+        if (madvise(map + at, n, MADV_POPULATE_WRITE) == 0)
+            continue;
 #endif
-    for (uint64_t at = 0; at < bytes; at += MAP_UNIT)
-        ((volatile char *)map)[at] = 0;
+        for (uint64_t i = 0; i < n; i += MAP_UNIT)
+            ((volatile char *)map)[at + i] = 0;
+    }
 }
 
 /* Maps and registers; any thread. @populate: it all. false: the system has not so much memory. */
