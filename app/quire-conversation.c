@@ -8,7 +8,9 @@
  * 4. The engine is asked for a reply only after the user's message is on the disk, or is known not to get there. */
 #include "app/quire-conversation.h"
 
+#include "app/quire-aside.h"
 #include "app/quire-settings.h"
+#include "app/quire-title.h"
 #include "app/quire-tree.h"
 
 /* A running reply is saved so often, and is pumped at least each quarter of a second. */
@@ -39,6 +41,7 @@ struct _QuireConversation
   AskKind kind;
   guint keep;
   guint save_id;
+  QuireAside *title; /* the model is asked for a title; or NULL */
 };
 
 enum
@@ -90,45 +93,6 @@ list_model_init (GListModelInterface *iface)
 
 G_DEFINE_FINAL_TYPE_WITH_CODE (QuireConversation, quire_conversation, G_TYPE_OBJECT,
                                G_IMPLEMENT_INTERFACE (G_TYPE_LIST_MODEL, list_model_init))
-
-char *
-quire_title_from_text (const char *text)
-{
-  enum
-  {
-    TITLE_CHARS_MAX = 40
-  };
-  g_autofree char *valid = g_utf8_make_valid (text, -1);
-  GString *title = g_string_new (NULL);
-  gboolean space = FALSE;
-  guint n = 0;
-
-  for (const char *p = valid; *p != '\0'; p = g_utf8_next_char (p))
-    {
-      gunichar c = g_utf8_get_char (p);
-
-      if (g_unichar_isspace (c) || g_unichar_iscntrl (c))
-        {
-          space = title->len > 0;
-          continue;
-        }
-      if (n >= TITLE_CHARS_MAX || (space && n >= TITLE_CHARS_MAX - 10))
-        {
-          g_string_append (title, "…");
-          break;
-        }
-      if (space)
-        {
-          g_string_append_c (title, ' ');
-          n++;
-          space = FALSE;
-        }
-      g_string_append_unichar (title, c);
-      n++;
-    }
-
-  return g_string_free (title, FALSE);
-}
 
 char *
 quire_model_dup_digest (const qe_model_info *model)
@@ -486,6 +450,40 @@ end_request (QuireConversation *self)
   notify_running (self);
 }
 
+/* ---- The title ---- */
+
+static void
+title_cb (const char *text, const qe_receipt *receipt, gpointer user_data)
+{
+  QuireConversation *self = user_data;
+  GString *about = g_string_new (NULL);
+  g_autofree char *title = NULL;
+
+  g_clear_pointer (&self->title, quire_aside_free);
+  for (guint i = 0; i < MIN (quire_tree_get_path (self->tree)->len, 2); i++)
+    g_string_append_printf (about, "%s\n", quire_message_get_text (nth (self, i), NULL));
+  if (text != NULL)
+    title = quire_title_from_reply (text, about->str);
+  g_string_free (about, TRUE);
+  /* Else the first words stay. */
+  if (title != NULL)
+    quire_conversation_set_title (self, title, QUIRE_TITLE_MODEL);
+}
+
+/* After the first reply, on a fork of the session: it costs the conversation nothing. */
+static void
+ask_title (QuireConversation *self)
+{
+  const QuireAsideQuestion question
+      = { self->session, QE_KEEP_ALL, quire_title_question (), QUIRE_TITLE_TOKENS_MAX, TRUE };
+
+  if (!self->settings.auto_title || self->title != NULL || self->session == 0 || !self->in_step
+      || stored (self)->title_source != QUIRE_TITLE_WORDS
+      || quire_tree_get_path (self->tree)->len != 2)
+    return;
+  self->title = quire_aside_new (self->client, &question, title_cb, self);
+}
+
 /* It is the model that writes from here on. */
 static void
 record_model (QuireConversation *self)
@@ -768,6 +766,8 @@ quire_conversation_pump (QuireConversation *self)
     {
       save_reply_now (self);
       end_request (self);
+      if (update.finish == QE_FINISH_STOP || update.finish == QE_FINISH_LENGTH)
+        ask_title (self);
     }
   else if (update.n_text > 0)
     save_reply_soon (self);
@@ -788,6 +788,7 @@ close_as (QuireConversation *self, QuireReplyState state)
       save_reply_now (self);
       end_request (self);
     }
+  g_clear_pointer (&self->title, quire_aside_free);
   if (self->session != 0)
     quire_engine_client_close_session (self->client, self->session);
   self->session = 0;

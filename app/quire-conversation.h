@@ -28,6 +28,7 @@ typedef struct
   qe_sampling_params sampling;
   guint32 max_tokens;
   qe_thinking thinking;
+  gboolean auto_title; /* the model may name the conversation after its first reply */
 } QuireTurnSettings;
 
 QuireConversation *quire_conversation_new (QuireEngineClient *client);
@@ -93,8 +94,5 @@ void quire_conversation_interrupt (QuireConversation *self);
 
 /* "Qwen3 4B" facts that tell one model from another: not a hash of its weights. Returns: owned. */
 char *quire_model_dup_digest (const qe_model_info *model);
-
-/* The first words of @text, one line, at most about 40 characters. Returns: owned. */
-char *quire_title_from_text (const char *text);
 
 G_END_DECLS

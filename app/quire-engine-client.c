@@ -37,6 +37,7 @@ enum
   SNAPSHOT_CHANGED,
   NEWS,
   SESSIONS_LOST,
+  TURN_ASKED,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -371,8 +372,25 @@ quire_engine_client_close_session (QuireEngineClient *self, qe_session_id sessio
     qe_engine_close_session (self->engine, session);
 }
 
+qe_session_id
+quire_engine_client_fork_session (QuireEngineClient *self, qe_session_id parent,
+                                  guint keep_messages, GError **error)
+{
+  return need_engine (self, error)
+             ? qe_engine_fork_session (self->engine, parent, keep_messages, error)
+             : 0;
+}
+
 qe_request *
 quire_engine_client_generate (QuireEngineClient *self, qe_generate_params *params, GError **error)
+{
+  g_signal_emit (self, signals[TURN_ASKED], 0);
+  return quire_engine_client_generate_aside (self, params, error);
+}
+
+qe_request *
+quire_engine_client_generate_aside (QuireEngineClient *self, qe_generate_params *params,
+                                    GError **error)
 {
   if (!need_engine (self, error))
     return NULL;
@@ -559,7 +577,7 @@ static void
 quire_engine_client_class_init (QuireEngineClientClass *klass)
 {
   static const char *names[N_SIGNALS]
-      = { "status-changed", "snapshot-changed", "news", "sessions-lost" };
+      = { "status-changed", "snapshot-changed", "news", "sessions-lost", "turn-asked" };
 
   G_OBJECT_CLASS (klass)->finalize = quire_engine_client_finalize;
   for (int i = 0; i < N_SIGNALS; i++)
