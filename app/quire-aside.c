@@ -4,6 +4,8 @@
  * An aside whose turn came to nothing goes from ASKED back to WAITING. */
 #include "app/quire-aside.h"
 
+#include <string.h>
+
 #define TRIES_MAX 4
 
 typedef enum
@@ -16,7 +18,7 @@ typedef enum
 struct _QuireAside
 {
   QuireEngineClient *client;
-  QuireAsideQuestion question; /* its text is owned */
+  QuireAsideQuestion question; /* its text and history are owned */
   QuireAsideFn done;
   QuireAsideProgressFn progress;
   gpointer user_data;
@@ -60,10 +62,21 @@ begin (QuireAside *self)
 {
   qe_generate_params params;
   qe_message message = { QE_ROLE_USER, self->question.question, -1 };
+  g_autoptr (GArray) messages = g_array_new (FALSE, FALSE, sizeof message);
 
   self->n_tries++;
-  self->fork = quire_engine_client_fork_session (self->client, self->question.session,
-                                                 self->question.keep_messages, NULL);
+  if (self->question.session != 0)
+    self->fork = quire_engine_client_fork_session (self->client, self->question.session,
+                                                   self->question.keep_messages, NULL);
+  else
+    {
+      qe_session_options options;
+
+      qe_session_options_init (&options);
+      self->fork = quire_engine_client_open_session (self->client, &options, NULL);
+      g_array_append_vals (messages, self->question.history, self->question.n_history);
+    }
+  g_array_append_val (messages, message);
   if (self->fork == 0)
     {
       end (self, NULL, NULL);
@@ -71,8 +84,9 @@ begin (QuireAside *self)
     }
   qe_generate_params_init (&params, quire_engine_client_get_status (self->client)->model);
   params.session = self->fork;
-  params.messages = &message;
-  params.n_messages = 1;
+  params.messages = (const qe_message *)(gpointer)messages->data;
+  params.n_messages = messages->len;
+  params.whole_history = self->question.session == 0;
   params.max_tokens = self->question.max_tokens;
   params.thinking = QE_THINKING_OFF;
   params.sampling.temperature = 0;
@@ -162,6 +176,22 @@ sessions_lost_cb (QuireAside *self)
   end (self, NULL, NULL);
 }
 
+/* Returns: owned, its texts too. */
+static const qe_message *
+copy_history (const QuireAsideQuestion *question)
+{
+  qe_message *history = g_new0 (qe_message, question->n_history + 1);
+
+  for (guint i = 0; i < question->n_history; i++)
+    {
+      const qe_message *m = &question->history[i];
+      gsize n = m->n_bytes < 0 ? strlen (m->text) : (gsize)m->n_bytes;
+
+      history[i] = (qe_message){ m->role, g_memdup2 (m->text, n + 1), (gssize)n };
+    }
+  return history;
+}
+
 QuireAside *
 quire_aside_new (QuireEngineClient *client, const QuireAsideQuestion *question, QuireAsideFn done,
                  gpointer user_data)
@@ -171,6 +201,7 @@ quire_aside_new (QuireEngineClient *client, const QuireAsideQuestion *question, 
   self->client = g_object_ref (client);
   self->question = *question;
   self->question.question = g_strdup (question->question);
+  self->question.history = copy_history (question);
   self->done = done;
   self->user_data = user_data;
   self->text = g_string_new (NULL);
@@ -197,6 +228,9 @@ quire_aside_free (QuireAside *self)
   g_clear_handle_id (&self->begin_id, g_source_remove);
   drop_fork (self);
   g_object_unref (self->client);
+  for (guint i = 0; i < self->question.n_history; i++)
+    g_free ((char *)self->question.history[i].text);
+  g_free ((qe_message *)self->question.history);
   g_free ((char *)self->question.question);
   g_string_free (self->text, TRUE);
   g_free (self);

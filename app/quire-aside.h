@@ -11,9 +11,14 @@ typedef struct _QuireAside QuireAside;
 
 typedef struct
 {
-  qe_session_id session; /* of the conversation; no reply runs there while the fork is made */
-  guint keep_messages;   /* of it; QE_KEEP_ALL */
-  const char *question;  /* the user's turn on the fork */
+  qe_session_id
+      session; /* of the conversation; no reply runs there while the fork is made. 0: see @history */
+  guint keep_messages; /* of it; QE_KEEP_ALL */
+  /* Without a session: what comes before the question, in one of its own. Pages that are there are found by their content.
+   * [n_history], copied. */
+  const qe_message *history;
+  guint n_history;
+  const char *question; /* the user's turn on the fork */
   guint max_tokens;
   /* Waits until the engine has nothing else to do, and gives way to every turn that is asked for meanwhile: it is asked
    * again when the engine is idle, a few times at most. */

@@ -57,6 +57,7 @@ static GParamSpec *properties[N_PROPS];
 enum
 {
   NEWS,
+  SETTINGS_CHANGED,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -111,6 +112,12 @@ QuireEngineClient *
 quire_conversation_get_client (QuireConversation *self)
 {
   return self->client;
+}
+
+QuireHistory *
+quire_conversation_get_history (QuireConversation *self)
+{
+  return self->history;
 }
 
 QuireHistoryItem *
@@ -287,6 +294,49 @@ quire_conversation_set_system (QuireConversation *self, const char *system)
   stored (self)->system = g_strdup (wanted);
   self->in_step = FALSE;
   save_item (self);
+  g_signal_emit (self, signals[SETTINGS_CHANGED], 0);
+}
+
+const char *
+quire_conversation_get_system (QuireConversation *self)
+{
+  return stored (self)->system;
+}
+
+void
+quire_conversation_get_settings (QuireConversation *self, QuireChatSettings *out)
+{
+  quire_chat_settings_from_json (stored (self)->sampling, out);
+}
+
+static void
+keep_settings (QuireConversation *self, const QuireChatSettings *settings)
+{
+  g_free (stored (self)->sampling);
+  stored (self)->sampling = quire_chat_settings_to_json (settings);
+  save_item (self);
+  g_signal_emit (self, signals[SETTINGS_CHANGED], 0);
+}
+
+void
+quire_conversation_set_settings (QuireConversation *self, const QuireChatSettings *settings)
+{
+  QuireChatSettings before, wanted = *settings;
+
+  quire_conversation_get_settings (self, &before);
+  wanted.left_out = before.left_out;
+  wanted.n_context = before.n_context;
+  wanted.n_context_at = before.n_context_at;
+  keep_settings (self, &wanted);
+}
+
+guint
+quire_conversation_get_left_out (QuireConversation *self)
+{
+  QuireChatSettings settings;
+
+  quire_conversation_get_settings (self, &settings);
+  return settings.left_out;
 }
 
 /* ---- What counts ---- */
@@ -313,11 +363,18 @@ append_message (GArray *history, QuireMessage *message)
   g_array_append_val (history, m);
 }
 
+static gboolean
+turn_counts (QuireConversation *self, guint i, guint left_out)
+{
+  return counts (nth (self, i + 1)) && quire_message_get_seq (nth (self, i + 1)) > left_out;
+}
+
 /* The system prompt and the messages that count, each a pair of user and assistant, up to index @end. Text is borrowed. */
 static GArray *
 collect_history (QuireConversation *self, guint end)
 {
   GArray *history = g_array_new (FALSE, TRUE, sizeof (qe_message));
+  guint left_out = quire_conversation_get_left_out (self);
 
   if (stored (self)->system != NULL)
     {
@@ -327,12 +384,52 @@ collect_history (QuireConversation *self, guint end)
     }
   for (guint i = 0; i + 1 < end; i += 2)
     {
-      if (!counts (nth (self, i + 1)))
+      if (!turn_counts (self, i, left_out))
         continue;
       append_message (history, nth (self, i));
       append_message (history, nth (self, i + 1));
     }
   return history;
+}
+
+GArray *
+quire_conversation_dup_turns (QuireConversation *self)
+{
+  GArray *turns = g_array_new (FALSE, FALSE, sizeof (QuireTurn));
+  guint left_out = quire_conversation_get_left_out (self);
+
+  for (guint i = 0; i + 1 < quire_tree_get_path (self->tree)->len; i += 2)
+    {
+      QuireTurn turn = { nth (self, i), nth (self, i + 1) };
+
+      if (turn_counts (self, i, left_out))
+        g_array_append_val (turns, turn);
+    }
+  return turns;
+}
+
+gboolean
+quire_conversation_leave_out (QuireConversation *self, guint n, guint n_context)
+{
+  g_autoptr (GArray) turns = quire_conversation_dup_turns (self);
+  QuireChatSettings settings;
+
+  if (quire_conversation_is_running (self) || n > turns->len)
+    return FALSE;
+  quire_conversation_get_settings (self, &settings);
+  settings.left_out
+      = n > 0 ? quire_message_get_seq (g_array_index (turns, QuireTurn, n - 1).reply) : 0;
+  settings.n_context = n_context;
+  settings.n_context_at = stored (self)->leaf;
+  self->in_step = FALSE;
+  keep_settings (self, &settings);
+  return TRUE;
+}
+
+gboolean
+quire_conversation_is_in_step (QuireConversation *self)
+{
+  return self->in_step && self->session != 0;
 }
 
 /* ---- The cache ---- */
@@ -393,6 +490,12 @@ quire_conversation_get_n_context (QuireConversation *self)
   guint n_tokens = quire_conversation_get_n_tokens (self);
   QuireMessage *last = quire_conversation_get_last_reply (self);
   const qe_receipt *receipt = last != NULL ? &quire_message_get_reply (last)->receipt : NULL;
+  QuireChatSettings settings;
+
+  /* The session still has what is left out, until the next turn; a chat that begins with a summary has none. */
+  quire_conversation_get_settings (self, &settings);
+  if (settings.n_context > 0 && settings.n_context_at == stored (self)->leaf)
+    return settings.n_context;
 
   return n_tokens == 0 && receipt != NULL ? receipt->n_prompt + receipt->n_generated : n_tokens;
 }
@@ -474,8 +577,11 @@ title_cb (const char *text, const qe_receipt *receipt, gpointer user_data)
 static void
 ask_title (QuireConversation *self)
 {
-  const QuireAsideQuestion question
-      = { self->session, QE_KEEP_ALL, quire_title_question (), QUIRE_TITLE_TOKENS_MAX, TRUE };
+  const QuireAsideQuestion question = { .session = self->session,
+                                        .keep_messages = QE_KEEP_ALL,
+                                        .question = quire_title_question (),
+                                        .max_tokens = QUIRE_TITLE_TOKENS_MAX,
+                                        .yields = TRUE };
 
   if (!self->settings.auto_title || self->title != NULL || self->session == 0 || !self->in_step
       || stored (self)->title_source != QUIRE_TITLE_WORDS
@@ -885,7 +991,7 @@ static void
 quire_conversation_class_init (QuireConversationClass *klass)
 {
   GObjectClass *object_class = G_OBJECT_CLASS (klass);
-  static const char *names[N_SIGNALS] = { "news" };
+  static const char *names[N_SIGNALS] = { "news", "settings-changed" };
 
   object_class->get_property = quire_conversation_get_property;
   object_class->dispose = quire_conversation_dispose;

@@ -74,6 +74,14 @@ void quire_engine_client_count_async (QuireEngineClient *self, const char *text,
 gssize quire_engine_client_count_finish (QuireEngineClient *self, GAsyncResult *result,
                                          GError **error);
 
+/* As above, of each of @texts (NULL-terminated, copied). */
+void quire_engine_client_count_list_async (QuireEngineClient *self, const char *const *texts,
+                                           GCancellable *cancellable, GAsyncReadyCallback callback,
+                                           gpointer user_data);
+/* Returns: (element-type guint) owned; NULL with @error. */
+GArray *quire_engine_client_count_list_finish (QuireEngineClient *self, GAsyncResult *result,
+                                               GError **error);
+
 /* Reads and checks a model folder on a worker thread. */
 void quire_model_info_read_async (const char *dir, GCancellable *cancellable,
                                   GAsyncReadyCallback callback, gpointer user_data);

@@ -4,6 +4,7 @@
 
 #include "app/quire-aside.h"
 #include "app/quire-message-row.h"
+#include "app/quire-room-window.h"
 #include "app/quire-settings.h"
 #include "app/quire-title.h"
 #include "tests/app/ui-harness.h"
@@ -135,8 +136,201 @@ static void test_title(void)
     g_settings_set_boolean(quire_settings_get_default(), "auto-title", FALSE);
 }
 
+/* ---- The context ---- */
+
+static QuireComposer *composer(void)
+{
+    return quire_chat_view_get_composer(quire_window_get_chat(window));
+}
+
+static GtkWidget *find_window(GType type)
+{
+    GListModel *windows = gtk_window_get_toplevels();
+
+    for (guint i = 0; i < g_list_model_get_n_items(windows); i++) {
+        g_autoptr(GtkWidget) w = g_list_model_get_item(windows, i);
+
+        if (G_TYPE_CHECK_INSTANCE_TYPE(w, type))
+            return w;
+    }
+    return NULL;
+}
+
+static gboolean has_no_window_of(gpointer type)
+{
+    return find_window(GPOINTER_TO_SIZE(type)) == NULL;
+}
+
+/* A button under @root by its words. */
+static GtkWidget *find_button(GtkWidget *root, const char *label)
+{
+    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0)
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find_button(child, label);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
+static gboolean room_is_read(gpointer data)
+{
+    GtkWidget *w = find_window(QUIRE_TYPE_ROOM_WINDOW);
+
+    return w != NULL && find(w, ADW_TYPE_ACTION_ROW) != NULL;
+}
+
+static void click_in_room(const char *label)
+{
+    GtkWidget *button;
+
+    g_assert_true(
+        gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.make-room", NULL));
+    wait_for("the choices", room_is_read, NULL);
+    wait_ms(300);
+    screenshot(label[1] == 'L' ? "chat-3-room.png" : "chat-4-room.png");
+    button = find_button(find_window(QUIRE_TYPE_ROOM_WINDOW), label);
+    g_assert_nonnull(button);
+    g_signal_emit_by_name(button, "clicked");
+    wait_for("no choices", has_no_window_of, GSIZE_TO_POINTER(QUIRE_TYPE_ROOM_WINDOW));
+}
+
+static gboolean memory_is(gpointer mib)
+{
+    return quire_engine_client_get_snapshot(client())->tiers[QE_TIER_HOST].bytes_max ==
+           (guint64)GPOINTER_TO_UINT(mib) << 20;
+}
+
+static gboolean memory_is_over(gpointer mib)
+{
+    return quire_engine_client_get_snapshot(client())->tiers[QE_TIER_HOST].bytes_max >
+           (guint64)GPOINTER_TO_UINT(mib) << 20;
+}
+
+static const char *ring_text(void)
+{
+    return quire_context_ring_get_text(quire_composer_get_ring(composer()));
+}
+
+static gboolean ring_says(gpointer text)
+{
+    return strcmp(ring_text(), text) == 0;
+}
+
+static gboolean ring_ends_with(gpointer text)
+{
+    return g_str_has_suffix(ring_text(), text);
+}
+
+static char *dup_words(guint n)
+{
+    GString *text = g_string_new("Please remember:");
+
+    for (guint i = 0; i < n; i++)
+        g_string_append_printf(text, " number %u,", i % 10);
+    return g_string_free(text, FALSE);
+}
+
+static void set_draft(guint n_words)
+{
+    g_autofree char *text = dup_words(n_words);
+
+    gtk_text_buffer_set_text(draft(), text, -1);
+}
+
+static gboolean is_another(gpointer id)
+{
+    return strcmp(stored()->id, id) != 0 && quire_conversation_is_loaded(conversation());
+}
+
+/* Memory for 1,024 tokens: the ring warns, a draft that is too long is not sent, and each of the three ways makes room. */
+static void test_room(void)
+{
+    g_autofree char *id = NULL;
+    guint n_before;
+
+    open_window(1000, 760);
+    quire_engine_client_set_cache(client(), 4 << 20);
+    wait_for("little memory", memory_is, GUINT_TO_POINTER(4));
+    wait_for("the limit", ring_ends_with, "/ 1.0K");
+    set_draft(100);
+    wait_for("the count", ring_ends_with, "/ 1.0K");
+    g_assert_true(quire_composer_send(composer()));
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(2));
+    wait_for("the reply", is_idle, NULL);
+    say("Tell me a story.", 4);
+    wait_for("the reply", is_idle, NULL);
+    n_before = receipt()->n_prompt;
+    wait_ms(300);
+    screenshot("chat-1-ring.png");
+    set_draft(120);
+    wait_for("a full ring", ring_says, "100 % full");
+    g_assert_false(quire_composer_send(composer()));
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(4)));
+    wait_ms(200);
+    screenshot("chat-2-too-long.png");
+
+    click_in_room("_Leave Out");
+    g_assert_cmpuint(quire_conversation_get_left_out(conversation()), ==, 2);
+    wait_ms(300);
+    screenshot("chat-5-left-out.png");
+    gtk_text_buffer_set_text(draft(), "What is my name?", -1);
+    g_assert_true(quire_composer_send(composer()));
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(6));
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_prompt, <, n_before);
+    g_assert_cmpuint(receipt()->n_prompt, >, 20);
+    /* It is kept, and can be taken back. */
+    g_assert_nonnull(stored()->sampling);
+    g_assert_true(
+        gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.take-in", NULL));
+    g_assert_cmpuint(quire_conversation_get_left_out(conversation()), ==, 0);
+    g_assert_null(stored()->sampling);
+    say("And now?", 8);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_prompt, >, n_before);
+
+    id = g_strdup(stored()->id);
+    set_draft(90);
+    wait_for("a full ring", ring_says, "100 % full");
+    click_in_room("_Sum Up");
+    wait_for("another chat", is_another, id);
+    /* The first turn came along as a summary, the others as they were, and the draft waits. */
+    wait_for("its messages", has_n_messages, GUINT_TO_POINTER(6));
+    g_assert_nonnull(
+        strstr(quire_conversation_get_system(conversation()), "Summary of the conversation so far:\n"));
+    {
+        g_autofree char *text = dup_words(90);
+
+        g_assert_true(draft_is(text));
+    }
+    wait_ms(400);
+    screenshot("chat-6-summary.png");
+    gtk_text_buffer_set_text(draft(), "Hello", -1);
+    g_assert_true(quire_composer_send(composer()));
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(8));
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_generated, >, 0);
+
+    set_draft(220);
+    wait_for("a full ring", ring_says, "100 % full");
+    click_in_room("_Raise");
+    wait_for("more memory", memory_is_over, GUINT_TO_POINTER(31));
+    wait_for("room", ring_ends_with, "/ 8.0K");
+    g_assert_true(quire_composer_send(composer()));
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(10));
+    wait_for("the reply", is_idle, NULL);
+    g_settings_reset(quire_settings_get_default(), "cache-mib");
+    quire_engine_client_set_cache(client(), 0);
+    close_window();
+}
+
 static void add_tests(void)
 {
+    g_test_add_func("/app/chat/room", test_room);
     g_test_add_func("/app/chat/aside", test_aside);
     g_test_add_func("/app/chat/title", test_title);
 }
