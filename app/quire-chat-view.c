@@ -11,6 +11,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-chat-settings-window.h"
 #include "app/quire-compare-window.h"
 #include "app/quire-message-row.h"
 #include "app/quire-room-window.h"
@@ -176,6 +177,7 @@ update_actions (QuireChatView *self)
     { "compare-modes", has_reply && !running && ready },
     { "make-room", !running && ready },
     { "take-in", !running },
+    { "settings", !running && quire_conversation_get_history (self->conversation) != NULL },
   };
 
   for (gsize i = 0; i < G_N_ELEMENTS (states); i++)
@@ -264,10 +266,13 @@ static gboolean
 begin_turn (QuireChatView *self, QuireTurnSettings *settings)
 {
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+  QuireChatSettings own;
 
   if (!quire_engine_client_is_ready (client))
     return FALSE;
   quire_settings_get_turn (quire_engine_client_get_status (client)->model, settings);
+  quire_conversation_get_settings (self->conversation, &own);
+  quire_chat_settings_apply (&own, settings);
   self->stick = TRUE;
   return TRUE;
 }
@@ -439,6 +444,16 @@ make_room_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
                                   self->conversation, draft);
   g_signal_connect_object (window, "continued", G_CALLBACK (continued_cb), self, G_CONNECT_SWAPPED);
   gtk_window_present (window);
+}
+
+static void
+settings_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkRoot *root = gtk_widget_get_root (GTK_WIDGET (self));
+
+  gtk_window_present (quire_chat_settings_window_new (
+      GTK_IS_WINDOW (root) ? GTK_WINDOW (root) : NULL, self->conversation));
 }
 
 static void
@@ -855,6 +870,7 @@ quire_chat_view_init (QuireChatView *self)
     { "compare-modes", compare_modes_cb, NULL, NULL, NULL, { 0 } },
     { "make-room", make_room_cb, NULL, NULL, NULL, { 0 } },
     { "take-in", take_in_cb, NULL, NULL, NULL, { 0 } },
+    { "settings", settings_cb, NULL, NULL, NULL, { 0 } },
   };
 
   gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);

@@ -323,6 +323,8 @@ quire_room_window_new (GtkWindow *parent, QuireConversation *conversation, const
 
   self->conversation = g_object_ref (conversation);
   self->draft = g_strdup (draft);
+  /* Closed, it lives on as long as an event holds it, perhaps longer than its parent: it must not look back then. */
+  g_signal_connect (self, "unrealize", G_CALLBACK (gtk_window_set_transient_for), NULL);
   quire_room_read_async (conversation, draft, self->cancellable, read_cb, g_object_ref (self));
   return GTK_WINDOW (self);
 }

@@ -1,9 +1,10 @@
 /* test-app-chat-units.c: what the chat shows, without a window. */
-#include <glib.h>
+#include <glib/gstdio.h>
 #include <string.h>
 
 #include "app/quire-chat-settings.h"
 #include "app/quire-context.h"
+#include "app/quire-history-db.h"
 #include "app/quire-title.h"
 
 /* ---- Titles ---- */
@@ -113,6 +114,60 @@ static void test_bad_settings(void)
     }
 }
 
+/* ---- Presets ---- */
+
+static void test_presets(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("quire-presets-XXXXXX", NULL);
+    g_autofree char *path = g_build_filename(dir, "history.db", NULL);
+    g_autoptr(GPtrArray) presets = quire_presets_new();
+
+    quire_presets_put(
+        presets, quire_preset_new("Teacher", "Explain \"it\"; DROP TABLE preset;", "{\"left_out\": 2}"));
+    quire_presets_put(presets, quire_preset_new("Brief", "Be brief.", NULL));
+    quire_presets_put(presets, quire_preset_new("Plain", NULL, NULL));
+    quire_presets_set_default(presets, "Brief");
+    /* Saved under its name again, it stays the default. */
+    quire_presets_put(presets, quire_preset_new("Brief", "Be very brief.", NULL));
+    g_assert_cmpuint(presets->len, ==, 3);
+    g_assert_false(quire_presets_rename(presets, "Plain", "Brief"));
+    g_assert_false(quire_presets_rename(presets, "Plain", ""));
+    g_assert_true(quire_presets_rename(presets, "Plain", "Zero"));
+    for (int i = 0; i < 2; i++) {
+        g_auto(QuireHistoryOpening) opening = {0};
+        g_autoptr(QuireHistoryDb) db = quire_history_db_open(path, &opening, NULL);
+        g_autoptr(GPtrArray) read = NULL;
+
+        g_assert_nonnull(db);
+        if (i == 0)
+            g_assert_true(quire_history_db_save_presets(db, presets, NULL));
+        read = quire_history_db_list_presets(db);
+        g_assert_cmpuint(read->len, ==, 3);
+        g_assert_cmpstr(quire_presets_get_default(read)->name, ==, "Brief");
+        g_assert_cmpstr(quire_presets_find(read, "Brief")->system, ==, "Be very brief.");
+        g_assert_cmpstr(
+            quire_presets_find(read, "Teacher")->system, ==, "Explain \"it\"; DROP TABLE preset;");
+        g_assert_cmpstr(quire_presets_find(read, "Teacher")->settings, ==, "{\"left_out\": 2}");
+        g_assert_null(quire_presets_find(read, "Zero")->system);
+        if (i == 1) {
+            quire_presets_remove(read, "Brief");
+            g_assert_true(quire_history_db_save_presets(db, read, NULL));
+            g_assert_null(quire_presets_get_default(read));
+        }
+    }
+    g_assert_true(g_file_test(path, G_FILE_TEST_EXISTS));
+    {
+        static const char *const suffixes[] = {"", "-wal", "-shm"};
+
+        for (gsize i = 0; i < G_N_ELEMENTS(suffixes); i++) {
+            g_autofree char *name = g_strconcat(path, suffixes[i], NULL);
+
+            g_unlink(name);
+        }
+        g_rmdir(dir);
+    }
+}
+
 /* ---- The context ---- */
 
 static void test_context_limit(void)
@@ -194,6 +249,7 @@ int main(int argc, char **argv)
     g_test_add_func("/app/chat/title-from-reply", test_title_from_reply);
     g_test_add_func("/app/chat/settings", test_settings);
     g_test_add_func("/app/chat/bad-settings", test_bad_settings);
+    g_test_add_func("/app/chat/presets", test_presets);
     g_test_add_func("/app/chat/context-limit", test_context_limit);
     g_test_add_func("/app/chat/context-room", test_context_room);
     return g_test_run();

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "app/quire-aside.h"
+#include "app/quire-chat-settings-window.h"
 #include "app/quire-message-row.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
@@ -328,8 +329,126 @@ static void test_room(void)
     close_window();
 }
 
+/* ---- Settings of a chat ---- */
+
+/* A row under @root by its title. */
+static GtkWidget *find_row(GtkWidget *root, const char *title)
+{
+    if (ADW_IS_PREFERENCES_ROW(root) &&
+        g_strcmp0(adw_preferences_row_get_title(ADW_PREFERENCES_ROW(root)), title) == 0)
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find_row(child, title);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
+static GtkWidget *settings_window(void)
+{
+    return find_window(QUIRE_TYPE_CHAT_SETTINGS_WINDOW);
+}
+
+static gboolean has_settings(gpointer wanted)
+{
+    return (settings_window() != NULL) == GPOINTER_TO_INT(wanted);
+}
+
+static gboolean has_cost(gpointer data)
+{
+    return quire_chat_settings_window_get_cost(QUIRE_CHAT_SETTINGS_WINDOW(settings_window()))[0] != '\0';
+}
+
+static void click(const char *label)
+{
+    GtkWidget *button = find_button(settings_window(), label);
+
+    g_assert_nonnull(button);
+    g_assert_true(gtk_widget_is_sensitive(button));
+    g_signal_emit_by_name(button, "clicked");
+}
+
+static void set_system(const char *text)
+{
+    gtk_text_buffer_set_text(
+        gtk_text_view_get_buffer(GTK_TEXT_VIEW(find(settings_window(), GTK_TYPE_TEXT_VIEW))), text, -1);
+}
+
+static GPtrArray *presets(void)
+{
+    return quire_history_get_presets(quire_application_get_history(application));
+}
+
+/* System prompt and sampling act from the next turn on, what they cost is said before, and a preset keeps both. */
+static void test_chat_settings(void)
+{
+    GtkWidget *w;
+    guint n_before;
+
+    open_window(900, 760);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    n_before = receipt()->n_prompt + receipt()->n_generated;
+    key("alt+Return");
+    wait_for("the settings", has_settings, GINT_TO_POINTER(TRUE));
+    wait_ms(400);
+    w = settings_window();
+    g_assert_cmpstr(quire_chat_settings_window_get_cost(QUIRE_CHAT_SETTINGS_WINDOW(w)), ==, "");
+    set_system("Answer in one short sentence.");
+    wait_for("the cost", has_cost, NULL);
+    adw_expander_row_set_enable_expansion(ADW_EXPANDER_ROW(find_row(w, "Values for This Chat")), TRUE);
+    gtk_spin_button_set_value(GTK_SPIN_BUTTON(find(find_row(w, "Longest reply"), GTK_TYPE_SPIN_BUTTON)), 3);
+    gtk_spin_button_set_value(GTK_SPIN_BUTTON(find(find_row(w, "Temperature"), GTK_TYPE_SPIN_BUTTON)), 0);
+    wait_ms(500);
+    screenshot("chat-7-settings.png");
+    /* As a preset, renamed, and the default. */
+    gtk_editable_set_text(GTK_EDITABLE(find_row(w, "Name")), "Brief");
+    click("_Save");
+    g_assert_cmpuint(presets()->len, ==, 1);
+    gtk_editable_set_text(GTK_EDITABLE(find_row(w, "Name")), "Short");
+    click("_Rename");
+    g_assert_null(quire_presets_find(presets(), "Brief"));
+    g_assert_nonnull(quire_presets_find(presets(), "Short"));
+    gtk_check_button_set_active(GTK_CHECK_BUTTON(find(w, GTK_TYPE_CHECK_BUTTON)), TRUE);
+    g_assert_nonnull(quire_presets_get_default(presets()));
+    /* Nothing is applied yet. */
+    g_assert_null(quire_conversation_get_system(conversation()));
+    click("_Apply");
+    wait_for("no settings", has_settings, GINT_TO_POINTER(FALSE));
+    g_assert_cmpstr(quire_conversation_get_system(conversation()), ==, "Answer in one short sentence.");
+
+    say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_generated, ==, 3);
+    g_assert_cmpint(
+        quire_message_get_state(quire_conversation_get_last_reply(conversation())), ==, QUIRE_REPLY_LENGTH);
+    /* The prompt comes first: all was read again. */
+    g_assert_cmpuint(receipt()->n_new, >, n_before);
+    g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_EDITED);
+    wait_ms(300);
+    screenshot("chat-8-system.png");
+
+    key("ctrl+t");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    g_assert_cmpstr(quire_conversation_get_system(conversation()), ==, "Answer in one short sentence.");
+    key("alt+Return");
+    wait_for("the settings", has_settings, GINT_TO_POINTER(TRUE));
+    wait_ms(200);
+    w = settings_window();
+    adw_combo_row_set_selected(ADW_COMBO_ROW(find_row(w, "Take From")), 1);
+    click("_Delete");
+    g_assert_cmpuint(presets()->len, ==, 0);
+    key("Escape");
+    wait_for("no settings", has_settings, GINT_TO_POINTER(FALSE));
+    close_window();
+}
+
 static void add_tests(void)
 {
+    g_test_add_func("/app/chat/settings", test_chat_settings);
     g_test_add_func("/app/chat/room", test_room);
     g_test_add_func("/app/chat/aside", test_aside);
     g_test_add_func("/app/chat/title", test_title);
