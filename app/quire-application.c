@@ -229,6 +229,7 @@ quire_application_startup (GApplication *application)
     { "chat.regenerate", { "<Control>r", NULL } },
     { "chat.copy-reply", { "<Control><Shift>c", NULL } },
     { "chat.cache-mode", { "<Control>m", NULL } },
+    { "chat.settings", { "<Alt>Return", NULL } },
     { "chat.compare-modes", { "<Control><Shift>m", NULL } },
   };
 

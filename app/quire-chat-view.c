@@ -11,8 +11,10 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-chat-settings-window.h"
 #include "app/quire-compare-window.h"
 #include "app/quire-message-row.h"
+#include "app/quire-room-window.h"
 #include "app/quire-settings.h"
 
 #define PUMP_HIDDEN_MS 250
@@ -37,6 +39,8 @@ struct _QuireChatView
   AdwToastOverlay *toasts;
   GtkWidget *scrolled;
   GtkAdjustment *adjustment;
+  GtkWidget *system; /* the system prompt, folded, above the messages */
+  GtkLabel *system_label;
   GtkWidget *rows;
   GtkWidget *jump;
   QuireComposer *composer;
@@ -171,12 +175,47 @@ update_actions (QuireChatView *self)
     { "stop", running },
     { "cache-mode", !running },
     { "compare-modes", has_reply && !running && ready },
+    { "make-room", !running && ready },
+    { "take-in", !running },
+    { "settings", !running && quire_conversation_get_history (self->conversation) != NULL },
   };
 
   for (gsize i = 0; i < G_N_ELEMENTS (states); i++)
     g_simple_action_set_enabled (
         G_SIMPLE_ACTION (g_action_map_lookup_action (G_ACTION_MAP (self->actions), states[i].name)),
         states[i].enabled);
+}
+
+/* What the model does not see is dimmed, and a line under it says so. */
+static void
+update_left_out (QuireChatView *self)
+{
+  guint left_out = quire_conversation_get_left_out (self->conversation);
+
+  for (GtkWidget *row = gtk_widget_get_first_child (self->rows); row != NULL;
+       row = gtk_widget_get_next_sibling (row))
+    {
+      GtkWidget *next = gtk_widget_get_next_sibling (row);
+      guint seq = quire_message_get_seq (quire_message_row_get_message (QUIRE_MESSAGE_ROW (row)));
+      gboolean out = seq <= left_out;
+      gboolean last
+          = out
+            && (next == NULL
+                || quire_message_get_seq (quire_message_row_get_message (QUIRE_MESSAGE_ROW (next)))
+                       > left_out);
+
+      quire_message_row_set_left_out (QUIRE_MESSAGE_ROW (row), out, last);
+    }
+}
+
+static void
+settings_changed_cb (QuireChatView *self)
+{
+  const char *system = quire_conversation_get_system (self->conversation);
+
+  gtk_label_set_text (self->system_label, system != NULL ? system : "");
+  gtk_widget_set_visible (self->system, system != NULL);
+  update_left_out (self);
 }
 
 static void
@@ -212,6 +251,7 @@ items_changed_cb (QuireChatView *self, guint position, guint removed, guint adde
   row = gtk_widget_get_last_child (self->rows);
   if (row != NULL)
     quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), TRUE);
+  update_left_out (self);
   /* What is still being read is not an empty chat. */
   gtk_stack_set_visible_child_name (
       GTK_STACK (self->stack),
@@ -226,10 +266,13 @@ static gboolean
 begin_turn (QuireChatView *self, QuireTurnSettings *settings)
 {
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+  QuireChatSettings own;
 
   if (!quire_engine_client_is_ready (client))
     return FALSE;
   quire_settings_get_turn (quire_engine_client_get_status (client)->model, settings);
+  quire_conversation_get_settings (self->conversation, &own);
+  quire_chat_settings_apply (&own, settings);
   self->stick = TRUE;
   return TRUE;
 }
@@ -375,6 +418,50 @@ compare_modes_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data
                                                 self->conversation));
 }
 
+/* The new chat is saved and opened; what was not sent goes with it. */
+static void
+continued_cb (QuireChatView *self, QuireHistoryItem *item, GPtrArray *messages)
+{
+  QuireHistory *history = quire_conversation_get_history (self->conversation);
+
+  if (history == NULL)
+    return;
+  quire_history_save (history, item, g_ptr_array_ref (messages), NULL, NULL);
+  quire_composer_clear (self->composer);
+  gtk_widget_activate_action (GTK_WIDGET (self), "win.chat-open", "s",
+                              quire_history_item_get (item)->id);
+}
+
+static void
+make_room_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkRoot *root = gtk_widget_get_root (GTK_WIDGET (self));
+  g_autofree char *draft = quire_composer_dup_text (self->composer);
+  GtkWindow *window;
+
+  window = quire_room_window_new (GTK_IS_WINDOW (root) ? GTK_WINDOW (root) : NULL,
+                                  self->conversation, draft);
+  g_signal_connect_object (window, "continued", G_CALLBACK (continued_cb), self, G_CONNECT_SWAPPED);
+  gtk_window_present (window);
+}
+
+static void
+settings_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  GtkRoot *root = gtk_widget_get_root (GTK_WIDGET (self));
+
+  gtk_window_present (quire_chat_settings_window_new (
+      GTK_IS_WINDOW (root) ? GTK_WINDOW (root) : NULL, self->conversation));
+}
+
+static void
+take_in_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_conversation_leave_out (QUIRE_CHAT_VIEW (user_data)->conversation, 0, 0);
+}
+
 static void
 suggest_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
@@ -487,10 +574,13 @@ static void
 snapshot_changed_cb (QuireChatView *self)
 {
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
-  const qe_engine_status *status = quire_engine_client_get_status (client);
+  QuireContextLimit limit;
 
+  quire_context_get_limit (quire_engine_client_get_status (client)->model,
+                           quire_engine_client_get_snapshot (client),
+                           quire_conversation_get_cache_mode (self->conversation), &limit);
   quire_composer_set_context (self->composer, quire_conversation_get_n_context (self->conversation),
-                              status->model != NULL ? status->model->context_max : 0);
+                              &limit);
 }
 
 /* ---- The draft ---- */
@@ -598,9 +688,30 @@ jump_new (QuireChatView *self)
 }
 
 static GtkWidget *
+system_new (QuireChatView *self)
+{
+  GtkWidget *label = gtk_label_new (NULL);
+
+  self->system_label = GTK_LABEL (label);
+  gtk_label_set_wrap (self->system_label, TRUE);
+  gtk_label_set_wrap_mode (self->system_label, PANGO_WRAP_WORD_CHAR);
+  gtk_label_set_selectable (self->system_label, TRUE);
+  gtk_label_set_xalign (self->system_label, 0);
+  gtk_widget_set_focus_on_click (label, FALSE);
+  gtk_widget_set_margin_top (label, 6);
+  gtk_widget_add_css_class (label, "dim-label");
+  self->system = gtk_expander_new (_ ("System Prompt"));
+  gtk_expander_set_child (GTK_EXPANDER (self->system), label);
+  gtk_widget_add_css_class (self->system, "quire-thinking");
+  gtk_widget_add_css_class (self->system, "quire-system");
+  gtk_widget_set_visible (self->system, FALSE);
+  return self->system;
+}
+
+static GtkWidget *
 transcript_new (QuireChatView *self)
 {
-  GtkWidget *overlay = gtk_overlay_new ();
+  GtkWidget *overlay = gtk_overlay_new (), *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 0);
 
   self->rows = g_object_new (GTK_TYPE_BOX, "orientation", GTK_ORIENTATION_VERTICAL, "spacing", 18,
                              "accessible-role", GTK_ACCESSIBLE_ROLE_LOG, NULL);
@@ -610,7 +721,9 @@ transcript_new (QuireChatView *self)
   self->scrolled = gtk_scrolled_window_new ();
   gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (self->scrolled), GTK_POLICY_NEVER,
                                   GTK_POLICY_AUTOMATIC);
-  gtk_scrolled_window_set_child (GTK_SCROLLED_WINDOW (self->scrolled), clamp_new (self->rows));
+  gtk_box_append (GTK_BOX (box), system_new (self));
+  gtk_box_append (GTK_BOX (box), self->rows);
+  gtk_scrolled_window_set_child (GTK_SCROLLED_WINDOW (self->scrolled), clamp_new (box));
   self->adjustment = gtk_scrolled_window_get_vadjustment (GTK_SCROLLED_WINDOW (self->scrolled));
   g_signal_connect_object (self->adjustment, "changed", G_CALLBACK (adjustment_changed_cb), self,
                            G_CONNECT_SWAPPED);
@@ -658,6 +771,10 @@ build (QuireChatView *self)
                            self, G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "notify::loaded", G_CALLBACK (update_model_bar),
                            self, G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "settings-changed", G_CALLBACK (settings_changed_cb),
+                           self, G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "settings-changed", G_CALLBACK (snapshot_changed_cb),
+                           self, G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "news", G_CALLBACK (news_cb), self,
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (client, "status-changed", G_CALLBACK (status_changed_cb), self,
@@ -674,6 +791,7 @@ build (QuireChatView *self)
     g_signal_connect_object (get_buffer (self), "changed", G_CALLBACK (draft_changed_cb), self,
                              G_CONNECT_SWAPPED);
   }
+  settings_changed_cb (self);
   status_changed_cb (self);
   snapshot_changed_cb (self);
 }
@@ -750,6 +868,9 @@ quire_chat_view_init (QuireChatView *self)
     { "suggest", suggest_cb, "s", NULL, NULL, { 0 } },
     { "cache-mode", cache_mode_cb, NULL, NULL, NULL, { 0 } },
     { "compare-modes", compare_modes_cb, NULL, NULL, NULL, { 0 } },
+    { "make-room", make_room_cb, NULL, NULL, NULL, { 0 } },
+    { "take-in", take_in_cb, NULL, NULL, NULL, { 0 } },
+    { "settings", settings_cb, NULL, NULL, NULL, { 0 } },
   };
 
   gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);

@@ -3,13 +3,14 @@
  * Enter: the input method is asked first, for a key controller added to a text view runs before the view's own. While
  * it composes, or takes the key, nothing is sent.
  * Tokens are counted on a worker, COUNT_DELAY_MS after the last change; the count of an older draft is dropped.
- * CSS: .quire-composer > textview, .hint, menubutton, levelbar.context, button.send. */
+ * CSS: .quire-composer > textview, .hint, menubutton, contextring, button.send. */
 #include "app/quire-composer.h"
 
 #include <adwaita.h>
 #include <glib/gi18n.h>
 
 #include "app/quire-cache-popover.h"
+#include "app/quire-context-ring.h"
 #include "app/quire-format.h"
 #include "app/quire-model-popover.h"
 #include "app/quire-settings.h"
@@ -32,10 +33,11 @@ struct _QuireComposer
   GtkLabel *model_label;
   GtkWidget *cache_button;
   GtkLabel *cache_label;
-  GtkLabel *hint;   /* what cannot be done now, or that the draft is too long */
+  GtkLabel *hint;   /* what cannot be done now */
   GtkLabel *tokens; /* of the draft */
-  GtkWidget *meter;
-  GtkLabel *meter_label;
+  GtkWidget *over;  /* a line of its own, while the draft is too long */
+  GtkLabel *over_label;
+  QuireContextRing *ring;
   GtkWidget *button;
 
   gboolean composing; /* the input method holds text */
@@ -44,7 +46,10 @@ struct _QuireComposer
   guint scroll_id;
   GCancellable *counting;
   gssize n_draft; /* tokens; -1: not known */
-  guint n_used, n_max;
+  guint n_used;   /* tokens of the session */
+  GCancellable *counting_system;
+  guint n_system; /* of these, the system prompt's */
+  QuireContextLimit limit;
 };
 
 G_DEFINE_FINAL_TYPE (QuireComposer, quire_composer, GTK_TYPE_BOX)
@@ -57,8 +62,8 @@ enum
 };
 static guint signals[N_SIGNALS];
 
-static char *
-dup_text (QuireComposer *self)
+char *
+quire_composer_dup_text (QuireComposer *self)
 {
   GtkTextIter start, end;
 
@@ -81,14 +86,31 @@ has_text (QuireComposer *self)
   return FALSE;
 }
 
+static QuireContextUse
+get_use (QuireComposer *self)
+{
+  /* The system prompt is in the session once it was read there. */
+  guint n_system = self->n_system,
+        n_history = self->n_used > n_system ? self->n_used - n_system : 0;
+
+  return (QuireContextUse){ n_system, n_history, self->n_draft > 0 ? (guint)self->n_draft : 0 };
+}
+
 /* Tokens of the draft past what fits, with some room for the reply's first words; 0 when it fits. */
 static guint
 excess (QuireComposer *self)
 {
-  gssize n = (gssize)self->n_used + self->n_draft + 16;
+  QuireContextUse use = get_use (self);
 
-  return self->n_max > 0 && self->n_draft > 0 && n > (gssize)self->n_max ? (guint)(n - self->n_max)
-                                                                         : 0;
+  return quire_context_excess (&use, self->limit.n_max);
+}
+
+static void
+update_ring (QuireComposer *self)
+{
+  QuireContextUse use = get_use (self);
+
+  quire_context_ring_set (self->ring, &use, &self->limit);
 }
 
 static void
@@ -96,15 +118,17 @@ update_tokens (QuireComposer *self)
 {
   g_autofree char *text = NULL;
   g_autofree char *tooltip = NULL;
-  g_autofree char *hint = NULL;
   guint n_over = excess (self);
 
   if (n_over > 0)
     {
       g_autofree char *n = quire_format_count (n_over);
+      g_autofree char *over
+          = g_strdup_printf (ngettext ("%s token too many", "%s tokens too many", n_over), n);
 
-      hint = g_strdup_printf (ngettext ("%s token too many", "%s tokens too many", n_over), n);
+      gtk_label_set_text (self->over_label, over);
     }
+  gtk_widget_set_visible (self->over, n_over > 0);
   if (self->n_draft > 0)
     {
       g_autofree char *n = quire_format_count ((guint64)self->n_draft);
@@ -116,11 +140,8 @@ update_tokens (QuireComposer *self)
   gtk_label_set_text (self->tokens, text != NULL ? text : "");
   gtk_widget_set_tooltip_text (GTK_WIDGET (self->tokens), tooltip);
   if (self->hint_id == 0)
-    gtk_label_set_text (self->hint, hint != NULL ? hint : "");
-  if (n_over > 0)
-    gtk_widget_add_css_class (GTK_WIDGET (self->hint), "error");
-  else
-    gtk_widget_remove_css_class (GTK_WIDGET (self->hint), "error");
+    gtk_label_set_text (self->hint, "");
+  update_ring (self);
 }
 
 static void
@@ -204,7 +225,7 @@ static gboolean
 count_cb (gpointer user_data)
 {
   QuireComposer *self = user_data;
-  g_autofree char *text = dup_text (self);
+  g_autofree char *text = quire_composer_dup_text (self);
 
   self->count_id = 0;
   self->counting = g_cancellable_new ();
@@ -279,7 +300,7 @@ quire_composer_send (QuireComposer *self)
       return FALSE;
     }
 
-  text = dup_text (self);
+  text = quire_composer_dup_text (self);
   g_signal_emit (self, signals[SEND], 0, text);
   return TRUE;
 }
@@ -337,6 +358,40 @@ preedit_changed_cb (QuireComposer *self, const char *preedit)
 
 /* ---- Following the conversation and the engine ---- */
 
+static void
+system_counted_cb (GObject *source, GAsyncResult *result, gpointer user_data)
+{
+  g_autoptr (QuireComposer) self = user_data;
+  g_autoptr (GError) error = NULL;
+  gssize n = quire_engine_client_count_finish (QUIRE_ENGINE_CLIENT (source), result, &error);
+
+  if (g_error_matches (error, G_IO_ERROR, G_IO_ERROR_CANCELLED) || self->conversation == NULL)
+    return;
+  self->n_system = n > 0 ? (guint)n + QUIRE_CONTEXT_MESSAGE_TOKENS : 0;
+  update_tokens (self);
+  update_button (self);
+}
+
+/* The system prompt is counted when it, or the model, has changed. */
+static void
+count_system (QuireComposer *self)
+{
+  const char *system = quire_conversation_get_system (self->conversation);
+
+  if (self->counting_system != NULL)
+    g_cancellable_cancel (self->counting_system);
+  g_clear_object (&self->counting_system);
+  if (system == NULL)
+    {
+      self->n_system = 0;
+      update_tokens (self);
+      return;
+    }
+  self->counting_system = g_cancellable_new ();
+  quire_engine_client_count_async (quire_conversation_get_client (self->conversation), system,
+                                   self->counting_system, system_counted_cb, g_object_ref (self));
+}
+
 /* The button says the mode; while a reply runs it cannot be changed, and says why. */
 static void
 update_cache (QuireComposer *self)
@@ -381,37 +436,22 @@ status_changed_cb (QuireComposer *self)
 
   gtk_label_set_text (self->model_label, name);
   if (status->state == QE_ENGINE_READY)
-    drop_hint (self);
+    {
+      drop_hint (self);
+      count_system (self);
+    }
   update_placeholder (self);
   update_button (self);
 }
 
 void
-quire_composer_set_context (QuireComposer *self, guint n_used, guint n_max)
+quire_composer_set_context (QuireComposer *self, guint n_used, const QuireContextLimit *limit)
 {
-  g_autofree char *text = NULL;
-  double share = n_max > 0 ? MIN ((double)n_used / n_max, 1) : 0;
-
-  if (self->n_used == n_used && self->n_max == n_max)
+  if (self->n_used == n_used && self->limit.n_max == limit->n_max
+      && self->limit.token_bytes == limit->token_bytes)
     return;
   self->n_used = n_used;
-  self->n_max = n_max;
-  if (share >= 0.9)
-    text = g_strdup_printf (_ ("%.0f %% full"), share * 100);
-  else if (n_max > 0)
-    {
-      g_autofree char *used = quire_format_count_short (n_used);
-      g_autofree char *max = quire_format_count_short (n_max);
-
-      text = g_strdup_printf ("%s / %s", used, max);
-    }
-  gtk_label_set_text (self->meter_label, text != NULL ? text : "");
-  gtk_level_bar_set_value (GTK_LEVEL_BAR (self->meter), share);
-  gtk_widget_set_visible (self->meter, n_max > 0);
-  g_free (g_steal_pointer (&text));
-  text = g_strdup_printf (_ ("%'u of %'u tokens of context used"), n_used, n_max);
-  gtk_widget_set_tooltip_text (self->meter, text);
-  gtk_widget_set_tooltip_text (GTK_WIDGET (self->meter_label), text);
+  self->limit = *limit;
   update_tokens (self);
   update_button (self);
 }
@@ -520,31 +560,28 @@ caption_new (GtkAccessibleRole role)
 }
 
 static GtkWidget *
-meter_new (QuireComposer *self)
+over_new (QuireComposer *self)
 {
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *squeezer;
-  GtkLevelBar *bar;
+  GtkWidget *icon = gtk_image_new_from_icon_name ("dialog-warning-symbolic"), *button;
 
-  self->meter = gtk_level_bar_new ();
-  bar = GTK_LEVEL_BAR (self->meter);
-  gtk_level_bar_add_offset_value (bar, GTK_LEVEL_BAR_OFFSET_LOW, 0.75);
-  gtk_level_bar_add_offset_value (bar, GTK_LEVEL_BAR_OFFSET_HIGH, 0.9);
-  gtk_level_bar_add_offset_value (bar, GTK_LEVEL_BAR_OFFSET_FULL, 1.0);
-  gtk_widget_add_css_class (self->meter, "context");
-  gtk_widget_set_valign (self->meter, GTK_ALIGN_CENTER);
-  gtk_widget_set_visible (self->meter, FALSE);
-  gtk_accessible_update_property (GTK_ACCESSIBLE (self->meter), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                  _ ("Context used"), -1);
-  /* Where there is no room for the bar, its figures stay. */
-  squeezer = adw_squeezer_new ();
-  adw_squeezer_set_homogeneous (ADW_SQUEEZER (squeezer), FALSE);
-  adw_squeezer_set_allow_none (ADW_SQUEEZER (squeezer), TRUE);
-  adw_squeezer_add (ADW_SQUEEZER (squeezer), self->meter);
-  gtk_box_append (GTK_BOX (box), squeezer);
-
-  self->meter_label = caption_new (GTK_ACCESSIBLE_ROLE_LABEL);
-  gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->meter_label));
-  return box;
+  self->over = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  gtk_widget_add_css_class (self->over, "over");
+  gtk_widget_add_css_class (icon, "error");
+  gtk_box_append (GTK_BOX (self->over), icon);
+  /* A status: what it says is read out. */
+  self->over_label = GTK_LABEL (
+      g_object_new (GTK_TYPE_LABEL, "accessible-role", GTK_ACCESSIBLE_ROLE_STATUS, NULL));
+  gtk_widget_add_css_class (GTK_WIDGET (self->over_label), "error");
+  gtk_widget_add_css_class (GTK_WIDGET (self->over_label), "numeric");
+  gtk_label_set_wrap (self->over_label, TRUE);
+  gtk_label_set_xalign (self->over_label, 0);
+  gtk_widget_set_hexpand (GTK_WIDGET (self->over_label), TRUE);
+  gtk_box_append (GTK_BOX (self->over), GTK_WIDGET (self->over_label));
+  button = gtk_button_new_with_mnemonic (_ ("_Make Room…"));
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "chat.make-room");
+  gtk_box_append (GTK_BOX (self->over), button);
+  gtk_widget_set_visible (self->over, FALSE);
+  return self->over;
 }
 
 static void
@@ -554,6 +591,7 @@ build (QuireComposer *self)
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
 
   gtk_box_append (GTK_BOX (self), text_area_new (self));
+  gtk_box_append (GTK_BOX (self), over_new (self));
 
   gtk_box_append (GTK_BOX (bottom), model_button_new (self));
   gtk_box_append (GTK_BOX (bottom), cache_button_new (self));
@@ -565,7 +603,8 @@ build (QuireComposer *self)
   gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->hint));
   self->tokens = caption_new (GTK_ACCESSIBLE_ROLE_LABEL);
   gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->tokens));
-  gtk_box_append (GTK_BOX (bottom), meter_new (self));
+  self->ring = QUIRE_CONTEXT_RING (quire_context_ring_new ());
+  gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->ring));
 
   self->button = gtk_button_new_from_icon_name ("quire-send-symbolic");
   gtk_widget_add_css_class (self->button, "circular");
@@ -579,6 +618,8 @@ build (QuireComposer *self)
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "notify::cache", G_CALLBACK (update_cache), self,
                            G_CONNECT_SWAPPED);
+  g_signal_connect_object (self->conversation, "settings-changed", G_CALLBACK (count_system), self,
+                           G_CONNECT_SWAPPED);
   g_signal_connect_object (client, "status-changed", G_CALLBACK (status_changed_cb), self,
                            G_CONNECT_SWAPPED);
   update_cache (self);
@@ -589,6 +630,12 @@ GtkTextView *
 quire_composer_get_text_view (QuireComposer *self)
 {
   return GTK_TEXT_VIEW (self->text_view);
+}
+
+QuireContextRing *
+quire_composer_get_ring (QuireComposer *self)
+{
+  return self->ring;
 }
 
 void
@@ -615,6 +662,9 @@ quire_composer_dispose (GObject *object)
   QuireComposer *self = QUIRE_COMPOSER (object);
 
   cancel_count (self);
+  if (self->counting_system != NULL)
+    g_cancellable_cancel (self->counting_system);
+  g_clear_object (&self->counting_system);
   g_clear_handle_id (&self->hint_id, g_source_remove);
   g_clear_handle_id (&self->scroll_id, g_source_remove);
   g_clear_object (&self->conversation);

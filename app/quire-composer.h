@@ -1,6 +1,6 @@
 /* quire-composer.h: where the user writes: text, model, token count, context meter, and Send or Stop. */
 #pragma once
-#include <gtk/gtk.h>
+#include "app/quire-context-ring.h"
 #include "app/quire-conversation.h"
 
 G_BEGIN_DECLS
@@ -15,11 +15,14 @@ GtkWidget *quire_composer_new (QuireConversation *conversation);
 GtkTextView *quire_composer_get_text_view (QuireComposer *self);
 /* Opens the choice of cache modes. */
 void quire_composer_choose_cache (QuireComposer *self);
+/* What Send would send. Returns: owned. */
+char *quire_composer_dup_text (QuireComposer *self);
 void quire_composer_clear (QuireComposer *self);
 void quire_composer_grab_focus (QuireComposer *self);
 /* As the Send key does. FALSE when there is nothing to send, or it cannot be sent now; then the hint says why. */
 gboolean quire_composer_send (QuireComposer *self);
-/* How much of the context is used: tokens of the session and the model's limit. */
-void quire_composer_set_context (QuireComposer *self, guint n_used, guint n_max);
+/* How much of the context is used: tokens of the session, and what there can be. */
+void quire_composer_set_context (QuireComposer *self, guint n_used, const QuireContextLimit *limit);
+QuireContextRing *quire_composer_get_ring (QuireComposer *self);
 
 G_END_DECLS

@@ -8,7 +8,9 @@
  * 4. The engine is asked for a reply only after the user's message is on the disk, or is known not to get there. */
 #include "app/quire-conversation.h"
 
+#include "app/quire-aside.h"
 #include "app/quire-settings.h"
+#include "app/quire-title.h"
 #include "app/quire-tree.h"
 
 /* A running reply is saved so often, and is pumped at least each quarter of a second. */
@@ -39,6 +41,7 @@ struct _QuireConversation
   AskKind kind;
   guint keep;
   guint save_id;
+  QuireAside *title; /* the model is asked for a title; or NULL */
 };
 
 enum
@@ -54,6 +57,7 @@ static GParamSpec *properties[N_PROPS];
 enum
 {
   NEWS,
+  SETTINGS_CHANGED,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -92,45 +96,6 @@ G_DEFINE_FINAL_TYPE_WITH_CODE (QuireConversation, quire_conversation, G_TYPE_OBJ
                                G_IMPLEMENT_INTERFACE (G_TYPE_LIST_MODEL, list_model_init))
 
 char *
-quire_title_from_text (const char *text)
-{
-  enum
-  {
-    TITLE_CHARS_MAX = 40
-  };
-  g_autofree char *valid = g_utf8_make_valid (text, -1);
-  GString *title = g_string_new (NULL);
-  gboolean space = FALSE;
-  guint n = 0;
-
-  for (const char *p = valid; *p != '\0'; p = g_utf8_next_char (p))
-    {
-      gunichar c = g_utf8_get_char (p);
-
-      if (g_unichar_isspace (c) || g_unichar_iscntrl (c))
-        {
-          space = title->len > 0;
-          continue;
-        }
-      if (n >= TITLE_CHARS_MAX || (space && n >= TITLE_CHARS_MAX - 10))
-        {
-          g_string_append (title, "…");
-          break;
-        }
-      if (space)
-        {
-          g_string_append_c (title, ' ');
-          n++;
-          space = FALSE;
-        }
-      g_string_append_unichar (title, c);
-      n++;
-    }
-
-  return g_string_free (title, FALSE);
-}
-
-char *
 quire_model_dup_digest (const qe_model_info *model)
 {
   return g_strdup_printf ("%u-%u-%u-%u-%u-%" G_GUINT64_FORMAT, model->n_layers, model->hidden,
@@ -147,6 +112,12 @@ QuireEngineClient *
 quire_conversation_get_client (QuireConversation *self)
 {
   return self->client;
+}
+
+QuireHistory *
+quire_conversation_get_history (QuireConversation *self)
+{
+  return self->history;
 }
 
 QuireHistoryItem *
@@ -323,6 +294,49 @@ quire_conversation_set_system (QuireConversation *self, const char *system)
   stored (self)->system = g_strdup (wanted);
   self->in_step = FALSE;
   save_item (self);
+  g_signal_emit (self, signals[SETTINGS_CHANGED], 0);
+}
+
+const char *
+quire_conversation_get_system (QuireConversation *self)
+{
+  return stored (self)->system;
+}
+
+void
+quire_conversation_get_settings (QuireConversation *self, QuireChatSettings *out)
+{
+  quire_chat_settings_from_json (stored (self)->sampling, out);
+}
+
+static void
+keep_settings (QuireConversation *self, const QuireChatSettings *settings)
+{
+  g_free (stored (self)->sampling);
+  stored (self)->sampling = quire_chat_settings_to_json (settings);
+  save_item (self);
+  g_signal_emit (self, signals[SETTINGS_CHANGED], 0);
+}
+
+void
+quire_conversation_set_settings (QuireConversation *self, const QuireChatSettings *settings)
+{
+  QuireChatSettings before, wanted = *settings;
+
+  quire_conversation_get_settings (self, &before);
+  wanted.left_out = before.left_out;
+  wanted.n_context = before.n_context;
+  wanted.n_context_at = before.n_context_at;
+  keep_settings (self, &wanted);
+}
+
+guint
+quire_conversation_get_left_out (QuireConversation *self)
+{
+  QuireChatSettings settings;
+
+  quire_conversation_get_settings (self, &settings);
+  return settings.left_out;
 }
 
 /* ---- What counts ---- */
@@ -349,11 +363,18 @@ append_message (GArray *history, QuireMessage *message)
   g_array_append_val (history, m);
 }
 
+static gboolean
+turn_counts (QuireConversation *self, guint i, guint left_out)
+{
+  return counts (nth (self, i + 1)) && quire_message_get_seq (nth (self, i + 1)) > left_out;
+}
+
 /* The system prompt and the messages that count, each a pair of user and assistant, up to index @end. Text is borrowed. */
 static GArray *
 collect_history (QuireConversation *self, guint end)
 {
   GArray *history = g_array_new (FALSE, TRUE, sizeof (qe_message));
+  guint left_out = quire_conversation_get_left_out (self);
 
   if (stored (self)->system != NULL)
     {
@@ -363,12 +384,52 @@ collect_history (QuireConversation *self, guint end)
     }
   for (guint i = 0; i + 1 < end; i += 2)
     {
-      if (!counts (nth (self, i + 1)))
+      if (!turn_counts (self, i, left_out))
         continue;
       append_message (history, nth (self, i));
       append_message (history, nth (self, i + 1));
     }
   return history;
+}
+
+GArray *
+quire_conversation_dup_turns (QuireConversation *self)
+{
+  GArray *turns = g_array_new (FALSE, FALSE, sizeof (QuireTurn));
+  guint left_out = quire_conversation_get_left_out (self);
+
+  for (guint i = 0; i + 1 < quire_tree_get_path (self->tree)->len; i += 2)
+    {
+      QuireTurn turn = { nth (self, i), nth (self, i + 1) };
+
+      if (turn_counts (self, i, left_out))
+        g_array_append_val (turns, turn);
+    }
+  return turns;
+}
+
+gboolean
+quire_conversation_leave_out (QuireConversation *self, guint n, guint n_context)
+{
+  g_autoptr (GArray) turns = quire_conversation_dup_turns (self);
+  QuireChatSettings settings;
+
+  if (quire_conversation_is_running (self) || n > turns->len)
+    return FALSE;
+  quire_conversation_get_settings (self, &settings);
+  settings.left_out
+      = n > 0 ? quire_message_get_seq (g_array_index (turns, QuireTurn, n - 1).reply) : 0;
+  settings.n_context = n_context;
+  settings.n_context_at = stored (self)->leaf;
+  self->in_step = FALSE;
+  keep_settings (self, &settings);
+  return TRUE;
+}
+
+gboolean
+quire_conversation_is_in_step (QuireConversation *self)
+{
+  return self->in_step && self->session != 0;
 }
 
 /* ---- The cache ---- */
@@ -429,6 +490,12 @@ quire_conversation_get_n_context (QuireConversation *self)
   guint n_tokens = quire_conversation_get_n_tokens (self);
   QuireMessage *last = quire_conversation_get_last_reply (self);
   const qe_receipt *receipt = last != NULL ? &quire_message_get_reply (last)->receipt : NULL;
+  QuireChatSettings settings;
+
+  /* The session still has what is left out, until the next turn; a chat that begins with a summary has none. */
+  quire_conversation_get_settings (self, &settings);
+  if (settings.n_context > 0 && settings.n_context_at == stored (self)->leaf)
+    return settings.n_context;
 
   return n_tokens == 0 && receipt != NULL ? receipt->n_prompt + receipt->n_generated : n_tokens;
 }
@@ -484,6 +551,43 @@ end_request (QuireConversation *self)
   g_clear_pointer (&self->request, qe_request_unref);
   self->saving = FALSE;
   notify_running (self);
+}
+
+/* ---- The title ---- */
+
+static void
+title_cb (const char *text, const qe_receipt *receipt, gpointer user_data)
+{
+  QuireConversation *self = user_data;
+  GString *about = g_string_new (NULL);
+  g_autofree char *title = NULL;
+
+  g_clear_pointer (&self->title, quire_aside_free);
+  for (guint i = 0; i < MIN (quire_tree_get_path (self->tree)->len, 2); i++)
+    g_string_append_printf (about, "%s\n", quire_message_get_text (nth (self, i), NULL));
+  if (text != NULL)
+    title = quire_title_from_reply (text, about->str);
+  g_string_free (about, TRUE);
+  /* Else the first words stay. */
+  if (title != NULL)
+    quire_conversation_set_title (self, title, QUIRE_TITLE_MODEL);
+}
+
+/* After the first reply, on a fork of the session: it costs the conversation nothing. */
+static void
+ask_title (QuireConversation *self)
+{
+  const QuireAsideQuestion question = { .session = self->session,
+                                        .keep_messages = QE_KEEP_ALL,
+                                        .question = quire_title_question (),
+                                        .max_tokens = QUIRE_TITLE_TOKENS_MAX,
+                                        .yields = TRUE };
+
+  if (!self->settings.auto_title || self->title != NULL || self->session == 0 || !self->in_step
+      || stored (self)->title_source != QUIRE_TITLE_WORDS
+      || quire_tree_get_path (self->tree)->len != 2)
+    return;
+  self->title = quire_aside_new (self->client, &question, title_cb, self);
 }
 
 /* It is the model that writes from here on. */
@@ -768,6 +872,8 @@ quire_conversation_pump (QuireConversation *self)
     {
       save_reply_now (self);
       end_request (self);
+      if (update.finish == QE_FINISH_STOP || update.finish == QE_FINISH_LENGTH)
+        ask_title (self);
     }
   else if (update.n_text > 0)
     save_reply_soon (self);
@@ -788,6 +894,7 @@ close_as (QuireConversation *self, QuireReplyState state)
       save_reply_now (self);
       end_request (self);
     }
+  g_clear_pointer (&self->title, quire_aside_free);
   if (self->session != 0)
     quire_engine_client_close_session (self->client, self->session);
   self->session = 0;
@@ -884,7 +991,7 @@ static void
 quire_conversation_class_init (QuireConversationClass *klass)
 {
   GObjectClass *object_class = G_OBJECT_CLASS (klass);
-  static const char *names[N_SIGNALS] = { "news" };
+  static const char *names[N_SIGNALS] = { "news", "settings-changed" };
 
   object_class->get_property = quire_conversation_get_property;
   object_class->dispose = quire_conversation_dispose;

@@ -9,6 +9,7 @@
  * and at its end. */
 #pragma once
 #include "app/quire-cache-modes.h"
+#include "app/quire-chat-settings.h"
 #include "app/quire-engine-client.h"
 #include "app/quire-history.h"
 #include "app/quire-message.h"
@@ -20,15 +21,8 @@ G_DECLARE_FINAL_TYPE (QuireConversation, quire_conversation, QUIRE, CONVERSATION
 
 /* Properties: title (string), running (boolean: a reply is being saved, asked for or written), cache (int, a
  * QuireCacheChoice), loaded (boolean: its messages are there).
- * Signal: news: call quire_conversation_pump() soon, at most once a frame. */
-
-/* What a turn asks of the model. */
-typedef struct
-{
-  qe_sampling_params sampling;
-  guint32 max_tokens;
-  qe_thinking thinking;
-} QuireTurnSettings;
+ * Signals: news: call quire_conversation_pump() soon, at most once a frame; settings-changed: the system prompt, sampling or
+ * what is left out. */
 
 QuireConversation *quire_conversation_new (QuireEngineClient *client);
 /* Kept in @history, of which @item (NULL: a new one) is this conversation's place. What is stored is read by
@@ -41,6 +35,7 @@ gboolean quire_conversation_is_loaded (QuireConversation *self);
 /* It came to the front: opens its session, so that what the disk tier has of it is read. */
 void quire_conversation_warm (QuireConversation *self);
 QuireEngineClient *quire_conversation_get_client (QuireConversation *self);
+QuireHistory *quire_conversation_get_history (QuireConversation *self); /* NULL: it is not kept */
 QuireHistoryItem *quire_conversation_get_item (QuireConversation *self);
 const char *quire_conversation_get_title (QuireConversation *self);
 /* FALSE when a title of a higher source is there. */
@@ -50,6 +45,25 @@ gboolean quire_conversation_set_title (QuireConversation *self, const char *titl
 void quire_conversation_set_draft (QuireConversation *self, const char *draft);
 /* "" or NULL for none. The next turn sends the whole conversation. */
 void quire_conversation_set_system (QuireConversation *self, const char *system);
+const char *quire_conversation_get_system (QuireConversation *self); /* NULL: none */
+void quire_conversation_get_settings (QuireConversation *self, QuireChatSettings *out);
+/* Its sampling, from the next turn on. What is left out stays as it is. */
+void quire_conversation_set_settings (QuireConversation *self, const QuireChatSettings *settings);
+
+/* A turn of the branch that is shown, of those that the model sees. */
+typedef struct
+{
+  QuireMessage *user, *reply; /* borrowed */
+} QuireTurn;
+/* Oldest first. Returns: (element-type QuireTurn) owned. */
+GArray *quire_conversation_dup_turns (QuireConversation *self);
+/* The model does not see the first @n of these turns any more (0: it sees all of the chat again); they stay in the transcript.
+ * @n_context: tokens of what it then sees, 0 when not known. The next turn reads that again. FALSE when a reply runs. */
+gboolean quire_conversation_leave_out (QuireConversation *self, guint n, guint n_context);
+/* The number of the last message that is left out, 0 for none. */
+guint quire_conversation_get_left_out (QuireConversation *self);
+/* The session has exactly what the model is to see: a question may be asked on a fork of it. */
+gboolean quire_conversation_is_in_step (QuireConversation *self);
 qe_session_id quire_conversation_get_session (QuireConversation *self);
 gboolean quire_conversation_is_running (QuireConversation *self);
 /* The cache mode. Setting it while a reply runs is refused; what the engine refuses leaves the mode as it was. */
@@ -93,8 +107,5 @@ void quire_conversation_interrupt (QuireConversation *self);
 
 /* "Qwen3 4B" facts that tell one model from another: not a hash of its weights. Returns: owned. */
 char *quire_model_dup_digest (const qe_model_info *model);
-
-/* The first words of @text, one line, at most about 40 characters. Returns: owned. */
-char *quire_title_from_text (const char *text);
 
 G_END_DECLS

@@ -37,6 +37,7 @@ enum
   SNAPSHOT_CHANGED,
   NEWS,
   SESSIONS_LOST,
+  TURN_ASKED,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -371,8 +372,25 @@ quire_engine_client_close_session (QuireEngineClient *self, qe_session_id sessio
     qe_engine_close_session (self->engine, session);
 }
 
+qe_session_id
+quire_engine_client_fork_session (QuireEngineClient *self, qe_session_id parent,
+                                  guint keep_messages, GError **error)
+{
+  return need_engine (self, error)
+             ? qe_engine_fork_session (self->engine, parent, keep_messages, error)
+             : 0;
+}
+
 qe_request *
 quire_engine_client_generate (QuireEngineClient *self, qe_generate_params *params, GError **error)
+{
+  g_signal_emit (self, signals[TURN_ASKED], 0);
+  return quire_engine_client_generate_aside (self, params, error);
+}
+
+qe_request *
+quire_engine_client_generate_aside (QuireEngineClient *self, qe_generate_params *params,
+                                    GError **error)
 {
   if (!need_engine (self, error))
     return NULL;
@@ -386,7 +404,7 @@ quire_engine_client_generate (QuireEngineClient *self, qe_generate_params *param
 typedef struct
 {
   qe_tokenizer *tokenizer;
-  char *text;
+  char **texts;
 } CountJob;
 
 static void
@@ -395,7 +413,7 @@ count_job_free (gpointer data)
   CountJob *job = data;
 
   qe_tokenizer_unref (job->tokenizer);
-  g_free (job->text);
+  g_strfreev (job->texts);
   g_free (job);
 }
 
@@ -404,21 +422,29 @@ count_thread (GTask *task, gpointer source, gpointer data, GCancellable *cancell
 {
   CountJob *job = data;
   g_autoptr (GArray) ids = g_array_new (FALSE, FALSE, sizeof (uint32_t));
+  g_autoptr (GArray) counts = g_array_new (FALSE, FALSE, sizeof (guint));
   GError *error = NULL;
 
-  if (g_task_return_error_if_cancelled (task))
-    return;
-  if (!qe_tokenizer_encode (job->tokenizer, job->text, strlen (job->text), QE_ENCODE_PLAIN, ids,
-                            &error))
-    g_task_return_error (task, error);
-  else
-    g_task_return_int (task, ids->len);
+  for (guint i = 0; job->texts[i] != NULL; i++)
+    {
+      if (g_task_return_error_if_cancelled (task))
+        return;
+      g_array_set_size (ids, 0);
+      if (!qe_tokenizer_encode (job->tokenizer, job->texts[i], strlen (job->texts[i]),
+                                QE_ENCODE_PLAIN, ids, &error))
+        {
+          g_task_return_error (task, error);
+          return;
+        }
+      g_array_append_val (counts, ids->len);
+    }
+  g_task_return_pointer (task, g_steal_pointer (&counts), (GDestroyNotify)g_array_unref);
 }
 
 void
-quire_engine_client_count_async (QuireEngineClient *self, const char *text,
-                                 GCancellable *cancellable, GAsyncReadyCallback callback,
-                                 gpointer user_data)
+quire_engine_client_count_list_async (QuireEngineClient *self, const char *const *texts,
+                                      GCancellable *cancellable, GAsyncReadyCallback callback,
+                                      gpointer user_data)
 {
   g_autoptr (GTask) task = g_task_new (self, cancellable, callback, user_data);
   qe_tokenizer *tokenizer = self->engine != NULL ? qe_engine_dup_tokenizer (self->engine) : NULL;
@@ -431,15 +457,34 @@ quire_engine_client_count_async (QuireEngineClient *self, const char *text,
     }
   job = g_new (CountJob, 1);
   job->tokenizer = tokenizer;
-  job->text = g_strdup (text);
+  job->texts = g_strdupv ((char **)texts);
   g_task_set_task_data (task, job, count_job_free);
   g_task_run_in_thread (task, count_thread);
+}
+
+GArray *
+quire_engine_client_count_list_finish (QuireEngineClient *self, GAsyncResult *result,
+                                       GError **error)
+{
+  return g_task_propagate_pointer (G_TASK (result), error);
+}
+
+void
+quire_engine_client_count_async (QuireEngineClient *self, const char *text,
+                                 GCancellable *cancellable, GAsyncReadyCallback callback,
+                                 gpointer user_data)
+{
+  const char *const texts[] = { text, NULL };
+
+  quire_engine_client_count_list_async (self, texts, cancellable, callback, user_data);
 }
 
 gssize
 quire_engine_client_count_finish (QuireEngineClient *self, GAsyncResult *result, GError **error)
 {
-  return g_task_propagate_int (G_TASK (result), error);
+  g_autoptr (GArray) counts = quire_engine_client_count_list_finish (self, result, error);
+
+  return counts != NULL ? (gssize)g_array_index (counts, guint, 0) : -1;
 }
 
 static void
@@ -559,7 +604,7 @@ static void
 quire_engine_client_class_init (QuireEngineClientClass *klass)
 {
   static const char *names[N_SIGNALS]
-      = { "status-changed", "snapshot-changed", "news", "sessions-lost" };
+      = { "status-changed", "snapshot-changed", "news", "sessions-lost", "turn-asked" };
 
   G_OBJECT_CLASS (klass)->finalize = quire_engine_client_finalize;
   for (int i = 0; i < N_SIGNALS; i++)

@@ -15,7 +15,8 @@ G_DECLARE_FINAL_TYPE (QuireEngineClient, quire_engine_client, QUIRE, ENGINE_CLIE
  *   status-changed    the engine's state, load progress, model or error
  *   snapshot-changed  a newer snapshot is there
  *   news              some request may have news; each conversation looks at its own
- *   sessions-lost     every session id is void: another model, or another engine */
+ *   sessions-lost     every session id is void: another model, or another engine
+ *   turn-asked        quire_engine_client_generate() is about to ask: what can wait gives way */
 
 /* Call quire_engine_client_start() next. */
 QuireEngineClient *quire_engine_client_new (void);
@@ -55,9 +56,15 @@ void quire_engine_client_prefetch (QuireEngineClient *self, qe_session_id sessio
 /* Deletes all that the disk tier has of the conversation @disk_key. */
 void quire_engine_client_delete_files (QuireEngineClient *self, const char *disk_key);
 void quire_engine_client_close_session (QuireEngineClient *self, qe_session_id session);
+/* As qe_engine_fork_session(). */
+qe_session_id quire_engine_client_fork_session (QuireEngineClient *self, qe_session_id parent,
+                                                guint keep_messages, GError **error);
 /* As qe_engine_generate(), with this client's wakeup. Returns: owned. */
 qe_request *quire_engine_client_generate (QuireEngineClient *self, qe_generate_params *params,
                                           GError **error);
+/* The same for what is no turn of the user's: nothing gives way to it. */
+qe_request *quire_engine_client_generate_aside (QuireEngineClient *self, qe_generate_params *params,
+                                                GError **error);
 
 /* Counts the tokens of @text on a worker thread. @callback gets the count from
  * quire_engine_client_count_finish(), or -1 with @error (no model). */
@@ -66,6 +73,14 @@ void quire_engine_client_count_async (QuireEngineClient *self, const char *text,
                                       gpointer user_data);
 gssize quire_engine_client_count_finish (QuireEngineClient *self, GAsyncResult *result,
                                          GError **error);
+
+/* As above, of each of @texts (NULL-terminated, copied). */
+void quire_engine_client_count_list_async (QuireEngineClient *self, const char *const *texts,
+                                           GCancellable *cancellable, GAsyncReadyCallback callback,
+                                           gpointer user_data);
+/* Returns: (element-type guint) owned; NULL with @error. */
+GArray *quire_engine_client_count_list_finish (QuireEngineClient *self, GAsyncResult *result,
+                                               GError **error);
 
 /* Reads and checks a model folder on a worker thread. */
 void quire_model_info_read_async (const char *dir, GCancellable *cancellable,

@@ -411,6 +411,60 @@ quire_history_db_load (QuireHistoryDb *db, const char *id, GError **error)
   return messages;
 }
 
+/* ---- Presets ---- */
+
+GPtrArray *
+quire_history_db_list_presets (QuireHistoryDb *db)
+{
+  GPtrArray *presets = quire_presets_new ();
+  sqlite3_stmt *s
+      = prepare (db, "SELECT name, system, settings, is_default FROM preset ORDER BY name", NULL);
+
+  while (s != NULL && sqlite3_step (s) == SQLITE_ROW)
+    {
+      g_autofree char *name = dup_column (s, 0);
+      g_autofree char *system = dup_column (s, 1);
+      g_autofree char *settings = dup_column (s, 2);
+      QuirePreset *preset;
+
+      if (name == NULL)
+        continue;
+      preset = quire_preset_new (name, system, settings);
+      preset->is_default
+          = sqlite3_column_int (s, 3) != 0 && quire_presets_get_default (presets) == NULL;
+      g_ptr_array_add (presets, preset);
+    }
+  sqlite3_finalize (s);
+  return presets;
+}
+
+gboolean
+quire_history_db_save_presets (QuireHistoryDb *db, GPtrArray *presets, GError **error)
+{
+  gboolean ok;
+
+  if (!begin (db, error))
+    return FALSE;
+  ok = quire_history_exec (db->sqlite, "DELETE FROM preset", error);
+  for (guint i = 0; ok && i < presets->len; i++)
+    {
+      const QuirePreset *preset = g_ptr_array_index (presets, i);
+      sqlite3_stmt *s = prepare (
+          db, "INSERT INTO preset (name, system, settings, is_default) VALUES (?1,?2,?3,?4)",
+          error);
+
+      if (s != NULL)
+        {
+          bind_text (s, 1, preset->name);
+          bind_text (s, 2, preset->system);
+          bind_text (s, 3, preset->settings);
+          sqlite3_bind_int (s, 4, preset->is_default);
+        }
+      ok = finish (db, s, error);
+    }
+  return end (db, ok, error);
+}
+
 /* ---- Searching ---- */
 
 gboolean

@@ -4,6 +4,7 @@
  * What is committed is on the disk: WAL with synchronous=FULL, so the log is synced before a write returns. */
 #pragma once
 #include <gio/gio.h>
+#include "app/quire-preset.h"
 
 G_BEGIN_DECLS
 
@@ -18,7 +19,7 @@ typedef enum
 } QuireHistoryError;
 
 /* The schema that this build writes, in user_version. */
-#define QUIRE_HISTORY_VERSION 2
+#define QUIRE_HISTORY_VERSION 3
 
 /* Who gave a title; a higher one wins. The values are stored. */
 typedef enum
@@ -100,6 +101,10 @@ GPtrArray *quire_history_db_load (QuireHistoryDb *db, const char *id, GError **e
 /* Conversations out of the trash with a message that holds every word of @query, upper and lower case alike. Returns:
  * (element-type utf8) ids, owned. */
 GPtrArray *quire_history_db_search (QuireHistoryDb *db, const char *query, GError **error);
+/* By name; what cannot be read is left out. Returns: (element-type QuirePreset) owned. */
+GPtrArray *quire_history_db_list_presets (QuireHistoryDb *db);
+/* @presets take the place of all that were there. */
+gboolean quire_history_db_save_presets (QuireHistoryDb *db, GPtrArray *presets, GError **error);
 /* Whether @text holds every word of @query. As the search does it. */
 gboolean quire_history_matches (const char *text, const char *query);
 

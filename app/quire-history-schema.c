@@ -43,6 +43,10 @@ static const char *const steps[QUIRE_HISTORY_VERSION] = {
   " INSERT INTO message_text (rowid, text) VALUES (new.n, new.text); END;"
   "CREATE TRIGGER message_erased AFTER DELETE ON message BEGIN"
   " INSERT INTO message_text (message_text, rowid, text) VALUES ('delete', old.n, old.text); END;",
+  /* 2 to 3: named system prompts. */
+  "CREATE TABLE preset ("
+  " name TEXT PRIMARY KEY NOT NULL, system TEXT, settings TEXT, is_default INTEGER NOT NULL"
+  " DEFAULT 0);",
 };
 
 void

@@ -16,6 +16,7 @@ typedef enum
   JOB_ERASE,
   JOB_LOAD,
   JOB_SEARCH,
+  JOB_PRESETS,
   JOB_QUIT,
 } JobKind;
 
@@ -24,7 +25,7 @@ typedef struct
   JobKind kind;
   char *text;            /* path, id or query */
   QuireStoredChat *chat; /* SAVE: or NULL */
-  GPtrArray *messages;   /* SAVE: or NULL */
+  GPtrArray *messages;   /* SAVE: or NULL. PRESETS: those */
 } Job;
 
 struct _QuireHistory
@@ -32,6 +33,7 @@ struct _QuireHistory
   GObject parent_instance;
 
   GListStore *items;
+  GPtrArray *presets;
   GHashTable *by_id; /* id: item, both borrowed from the list */
   GAsyncQueue *queue;
   GThread *thread;
@@ -46,6 +48,7 @@ enum
 {
   OPENED,
   TROUBLE,
+  PRESETS,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -54,7 +57,7 @@ static guint signals[N_SIGNALS];
 typedef struct
 {
   QuireHistoryOpening opening;
-  GPtrArray *chats;
+  GPtrArray *chats, *presets;
 } Opened;
 
 static void
@@ -64,6 +67,7 @@ opened_free (gpointer data)
 
   quire_history_opening_clear (&opened->opening);
   g_clear_pointer (&opened->chats, g_ptr_array_unref);
+  g_clear_pointer (&opened->presets, g_ptr_array_unref);
   g_free (opened);
 }
 
@@ -88,7 +92,10 @@ open_thread (QuireHistoryDb **db, const Job *job, GTask *task)
 
   *db = quire_history_db_open (job->text, &opened->opening, &error);
   if (*db != NULL)
-    opened->chats = quire_history_db_list (*db, NULL);
+    {
+      opened->chats = quire_history_db_list (*db, NULL);
+      opened->presets = quire_history_db_list_presets (*db);
+    }
   if (*db != NULL)
     g_task_return_pointer (task, opened, opened_free);
   else
@@ -148,6 +155,12 @@ do_job (QuireHistoryDb **db, const Job *job, GTask *task)
       }
       case JOB_ERASE: {
         gboolean ok = quire_history_db_erase (*db, job->text, &error);
+
+        return_boolean (task, ok, error);
+        break;
+      }
+      case JOB_PRESETS: {
+        gboolean ok = quire_history_db_save_presets (*db, job->messages, &error);
 
         return_boolean (task, ok, error);
         break;
@@ -309,6 +322,8 @@ opened_cb (GObject *source, GAsyncResult *result, gpointer user_data)
           g_ptr_array_index (opened->chats, i) = g_new0 (QuireStoredChat, 1);
           add_item (self, item);
         }
+      g_ptr_array_unref (self->presets);
+      self->presets = g_steal_pointer (&opened->presets);
       if (opened->opening.read_only)
         set_trouble (self,
                      g_strdup (_ ("These chats were written by a newer version of Quire. They "
@@ -445,6 +460,25 @@ quire_history_erase (QuireHistory *self, QuireHistoryItem *item)
     g_list_store_remove (self->items, position);
 }
 
+GPtrArray *
+quire_history_get_presets (QuireHistory *self)
+{
+  return self->presets;
+}
+
+void
+quire_history_set_presets (QuireHistory *self, GPtrArray *presets)
+{
+  GPtrArray *copy = quire_presets_copy (presets);
+  Job *job = job_new (JOB_PRESETS, NULL);
+
+  g_ptr_array_unref (self->presets);
+  self->presets = copy;
+  job->messages = quire_presets_copy (presets);
+  push_write (self, job, NULL, NULL);
+  g_signal_emit (self, signals[PRESETS], 0);
+}
+
 /* ---- Reading ---- */
 
 void
@@ -497,6 +531,7 @@ quire_history_finalize (GObject *object)
   g_async_queue_unref (self->queue);
   g_hash_table_unref (self->by_id);
   g_object_unref (self->items);
+  g_ptr_array_unref (self->presets);
   g_free (self->trouble);
   G_OBJECT_CLASS (quire_history_parent_class)->finalize (object);
 }
@@ -504,7 +539,7 @@ quire_history_finalize (GObject *object)
 static void
 quire_history_class_init (QuireHistoryClass *klass)
 {
-  static const char *names[N_SIGNALS] = { "opened", "trouble" };
+  static const char *names[N_SIGNALS] = { "opened", "trouble", "presets" };
 
   G_OBJECT_CLASS (klass)->finalize = quire_history_finalize;
   for (int i = 0; i < N_SIGNALS; i++)
@@ -516,6 +551,7 @@ static void
 quire_history_init (QuireHistory *self)
 {
   self->items = g_list_store_new (QUIRE_TYPE_HISTORY_ITEM);
+  self->presets = quire_presets_new ();
   self->by_id = g_hash_table_new (g_str_hash, g_str_equal);
   self->queue = g_async_queue_new_full (g_object_unref);
 }

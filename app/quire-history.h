@@ -28,7 +28,8 @@ G_DECLARE_FINAL_TYPE (QuireHistory, quire_history, QUIRE, HISTORY, GObject)
 
 /* Signals:
  *   opened   the list is there (or it is known that there is none)
- *   trouble  what quire_history_get_trouble() says has changed */
+ *   trouble  what quire_history_get_trouble() says has changed
+ *   presets  what quire_history_get_presets() says has changed */
 
 /* Trash older than this is erased when the history is opened. */
 #define QUIRE_TRASH_DAYS 30
@@ -43,6 +44,11 @@ void quire_history_clear_trouble (QuireHistory *self);
 /* Items in no order, those in the trash too. Borrowed. */
 GListModel *quire_history_get_items (QuireHistory *self);
 QuireHistoryItem *quire_history_find (QuireHistory *self, const char *id);
+
+/* (element-type QuirePreset), by name. Borrowed until the next change; empty before the history is open. */
+GPtrArray *quire_history_get_presets (QuireHistory *self);
+/* Saves a copy of @presets in the place of all. */
+void quire_history_set_presets (QuireHistory *self, GPtrArray *presets);
 
 /* Saves @item as it is now, which puts it in the list, and @messages (element-type QuireStoredMessage; taken, may be
  * NULL). @callback, which may be NULL, comes when they are on the disk or cannot be: see quire_history_save_finish(). */

@@ -32,6 +32,7 @@ struct _QuireMessageRow
   GtkWidget *status;
   GtkWidget *receipt; /* GtkRevealer */
   gsize n_thinking_shown;
+  GtkWidget *left_out; /* the line under the last message that the model does not see; or NULL */
 
   /* Of the user's side; the editor is there while it is edited. */
   GtkWidget *bubble, *actions;
@@ -266,6 +267,10 @@ error_words (QuireMessage *message, const char **button, const char **action)
       *button = _ ("Limits…");
       *action = "app.preferences";
       break;
+    case QE_ERROR_CONTEXT_LENGTH:
+      *button = _ ("Make Room…");
+      *action = "chat.make-room";
+      break;
     default:
       *button = _ ("Try Again");
       *action = "chat.regenerate";
@@ -387,6 +392,44 @@ quire_message_row_set_last (QuireMessageRow *self, gboolean last)
   /* Of failed turns only the last can be tried again. */
   if (self->error != NULL)
     gtk_widget_set_visible (gtk_widget_get_last_child (self->error), last);
+}
+
+static GtkWidget *
+left_out_line_new (void)
+{
+  GtkWidget *line = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 12), *label, *button;
+
+  label = gtk_label_new (_ ("The model does not see what is above"));
+  gtk_label_set_wrap (GTK_LABEL (label), TRUE);
+  gtk_label_set_xalign (GTK_LABEL (label), 0);
+  gtk_widget_set_hexpand (label, TRUE);
+  gtk_widget_add_css_class (label, "dim-label");
+  gtk_widget_add_css_class (label, "caption");
+  button = gtk_button_new_with_label (_ ("Take In Again"));
+  gtk_widget_add_css_class (button, "flat");
+  gtk_widget_add_css_class (button, "caption");
+  gtk_widget_set_valign (button, GTK_ALIGN_CENTER);
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "chat.take-in");
+  gtk_box_append (GTK_BOX (line), label);
+  gtk_box_append (GTK_BOX (line), button);
+  gtk_widget_add_css_class (line, "quire-left-out-line");
+  return line;
+}
+
+void
+quire_message_row_set_left_out (QuireMessageRow *self, gboolean left_out, gboolean last)
+{
+  if (left_out)
+    gtk_widget_add_css_class (GTK_WIDGET (self), "quire-left-out");
+  else
+    gtk_widget_remove_css_class (GTK_WIDGET (self), "quire-left-out");
+  if (last && self->left_out == NULL)
+    {
+      self->left_out = left_out_line_new ();
+      gtk_box_append (GTK_BOX (self), self->left_out);
+    }
+  if (self->left_out != NULL)
+    gtk_widget_set_visible (self->left_out, last);
 }
 
 void

@@ -13,6 +13,8 @@ QuireMessage *quire_message_row_get_message (QuireMessageRow *self);
 /* Turns the user's bubble into an editor; sending acts by chat.send-edit, with the message's number and the text. */
 void quire_message_row_edit (QuireMessageRow *self);
 void quire_message_row_set_last (QuireMessageRow *self, gboolean last);
+/* The model does not see it. @last: and it is the last such message. */
+void quire_message_row_set_left_out (QuireMessageRow *self, gboolean left_out, gboolean last);
 /* The reply without its thinking, to the clipboard. */
 void quire_message_row_copy (QuireMessageRow *self);
 

@@ -31,6 +31,7 @@ struct _QuirePreferencesWindow
   GtkSpinButton *temperature_spin, *top_p_spin, *top_k_spin;
   AdwEntryRow *seed_row;
   AdwComboRow *thinking_row;
+  GtkSwitch *title_switch;
 };
 
 G_DEFINE_FINAL_TYPE (QuirePreferencesWindow, quire_preferences_window, ADW_TYPE_PREFERENCES_WINDOW)
@@ -475,6 +476,7 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, top_k_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, seed_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, thinking_row);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, title_switch);
   gtk_widget_class_bind_template_callback (widget_class, auto_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, cache_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, reserve_output_cb);
@@ -497,6 +499,7 @@ quire_preferences_window_init (QuirePreferencesWindow *self)
   g_settings_bind (settings, "cache-mib", self->cache_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "reserve-mib", self->reserve_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "threads", self->threads_spin, "value", G_SETTINGS_BIND_DEFAULT);
+  g_settings_bind (settings, "auto-title", self->title_switch, "active", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "max-tokens", self->max_tokens_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "custom-sampling", self->sampling_row, "enable-expansion",
                    G_SETTINGS_BIND_DEFAULT);

@@ -21,6 +21,7 @@ struct _QuireStatusLine
   GtkWidget *copy_button;
   GtkWidget *regenerate_button;
   GtkWidget *continue_button;
+  GtkWidget *room_button; /* the context is full */
   GtkWidget *buttons;
   GtkRevealer *receipt; /* borrowed */
   gboolean last, hovered;
@@ -47,6 +48,9 @@ update_buttons (QuireStatusLine *self)
   gtk_widget_set_visible (self->regenerate_button, self->last);
   gtk_widget_set_visible (self->continue_button,
                           self->last && quire_message_can_continue (self->message));
+  gtk_widget_set_visible (self->room_button,
+                          self->last
+                              && quire_message_get_state (self->message) == QUIRE_REPLY_CONTEXT);
 }
 
 /* All figures, those that the line has no room for too; not while the receipt below shows them. */
@@ -220,6 +224,13 @@ quire_status_line_init (QuireStatusLine *self)
   gtk_widget_set_visible (self->continue_button, FALSE);
   gtk_actionable_set_action_name (GTK_ACTIONABLE (self->continue_button), "chat.continue");
   gtk_box_insert_child_after (GTK_BOX (self), self->continue_button, self->receipt_button);
+  self->room_button = gtk_button_new_with_label (_ ("Make Room…"));
+  gtk_widget_add_css_class (self->room_button, "flat");
+  gtk_widget_add_css_class (self->room_button, "caption");
+  gtk_widget_add_css_class (self->room_button, "continue");
+  gtk_widget_set_visible (self->room_button, FALSE);
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (self->room_button), "chat.make-room");
+  gtk_box_insert_child_after (GTK_BOX (self), self->room_button, self->receipt_button);
 
   g_signal_connect_swapped (motion, "enter", G_CALLBACK (enter_cb), self);
   g_signal_connect_swapped (motion, "leave", G_CALLBACK (leave_cb), self);

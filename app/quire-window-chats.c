@@ -9,6 +9,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-chat-settings-window.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
 #include "app/quire-window-private.h"
@@ -165,6 +166,7 @@ quire_window_new_chat (QuireWindow *self)
       = quire_conversation_new_kept (self->client, self->history, NULL);
 
   quire_conversation_set_cache (conversation, quire_settings_get_cache (), NULL);
+  quire_conversation_take_default_preset (conversation);
   return QUIRE_CHAT_VIEW (adw_tab_page_get_child (add_chat (self, conversation, TRUE)));
 }
 

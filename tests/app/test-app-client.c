@@ -6,6 +6,7 @@
 #include "app/quire-format.h"
 #include "app/quire-layout.h"
 #include "app/quire-thinking.h"
+#include "app/quire-title.h"
 
 static void test_layout(void)
 {

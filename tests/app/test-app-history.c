@@ -463,9 +463,17 @@ static void test_other_model(void)
     close_window();
 }
 
-static gboolean file_is_there(gpointer path)
+typedef struct {
+    const char *path, *last;
+} WrittenFile;
+
+/* A new file is there before its contents are: it is written when it ends with its last words. */
+static gboolean is_written(gpointer data)
 {
-    return g_file_test(path, G_FILE_TEST_EXISTS);
+    const WrittenFile *file = data;
+    g_autofree char *text = NULL;
+
+    return g_file_get_contents(file->path, &text, NULL, NULL) && g_str_has_suffix(text, file->last);
 }
 
 static gboolean is_other_chat(gpointer id)
@@ -479,6 +487,7 @@ static void test_export(void)
     g_autofree char *dir = g_dir_make_tmp("quire-export-XXXXXX", NULL);
     g_autofree char *md = g_build_filename(dir, "a.md", NULL), *json = g_build_filename(dir, "a.json", NULL);
     g_autofree char *before = NULL, *after = NULL, *id = NULL, *text = NULL, *reply = NULL;
+    g_autofree char *last = NULL;
     g_autoptr(GFile) md_file = g_file_new_for_path(md);
     g_autoptr(GFile) json_file = g_file_new_for_path(json);
     guint n;
@@ -490,9 +499,10 @@ static void test_export(void)
     reply = dup_reply();
     id = g_strdup(front_id());
     quire_window_export(window, quire_conversation_get_item(conversation()), FALSE, md_file);
-    wait_for("the Markdown", file_is_there, md);
+    last = g_strdup_printf("%s\n", reply);
+    wait_for("the Markdown", is_written, &(WrittenFile){md, last});
     quire_window_export(window, quire_conversation_get_item(conversation()), TRUE, json_file);
-    wait_for("the JSON", file_is_there, json);
+    wait_for("the JSON", is_written, &(WrittenFile){json, "}"});
     g_assert_true(g_file_get_contents(md, &text, NULL, NULL));
     g_assert_nonnull(strstr(text, "# My name is Ivy."));
     g_assert_nonnull(strstr(text, reply));

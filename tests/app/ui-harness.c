@@ -312,6 +312,8 @@ int ui_main(int argc, char **argv, void (*prepare)(GSettings *settings), void (*
     settings = quire_settings_get_default();
     g_settings_set_boolean(settings, "custom-sampling", TRUE);
     g_settings_set_double(settings, "temperature", 0);
+    /* Titles stay the first words, by which tests find their chats. */
+    g_settings_set_boolean(settings, "auto-title", FALSE);
     if (prepare != NULL)
         prepare(settings);
     add_tests();

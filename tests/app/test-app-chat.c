@@ -1,0 +1,460 @@
+/* test-app-chat.c: titles, settings of a chat, attachments, the context and what is done when it is full. See
+ * ui-harness.h. */
+#include <string.h>
+
+#include "app/quire-aside.h"
+#include "app/quire-chat-settings-window.h"
+#include "app/quire-message-row.h"
+#include "app/quire-room-window.h"
+#include "app/quire-settings.h"
+#include "app/quire-title.h"
+#include "tests/app/ui-harness.h"
+
+static QuireEngineClient *client(void)
+{
+    return quire_application_get_client(application);
+}
+
+static const QuireStoredChat *stored(void)
+{
+    return quire_history_item_get(quire_conversation_get_item(conversation()));
+}
+
+/* ---- Titles ---- */
+
+typedef struct {
+    gboolean done;
+    char *text;
+    qe_receipt receipt;
+} Answer;
+
+static void answered_cb(const char *text, const qe_receipt *receipt, gpointer data)
+{
+    Answer *answer = data;
+
+    answer->done = TRUE;
+    answer->text = g_strdup(text);
+    if (receipt != NULL)
+        answer->receipt = *receipt;
+}
+
+static gboolean has_n_sessions(gpointer n)
+{
+    return quire_engine_client_get_snapshot(client())->n_sessions == GPOINTER_TO_UINT(n);
+}
+
+/* A question aside finds all that the chat has computed, and leaves it as it was. */
+static void test_aside(void)
+{
+    Answer answer = {0};
+    QuireAside *aside;
+    guint n_tokens;
+
+    open_window(900, 600);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    n_tokens = receipt()->n_prompt + receipt()->n_generated;
+    {
+        const QuireAsideQuestion question = {.session = quire_conversation_get_session(conversation()),
+            .keep_messages = QE_KEEP_ALL,
+            .question = quire_title_question(),
+            .max_tokens = QUIRE_TITLE_TOKENS_MAX,
+            .yields = TRUE};
+
+        aside = quire_aside_new(client(), &question, answered_cb, &answer);
+    }
+    wait_for("the answer", is_set, &answer.done);
+    quire_aside_free(aside);
+    g_assert_nonnull(answer.text);
+    g_assert_cmpuint(answer.receipt.n_generated, >, 0);
+    /* Full pages are shared, the open one was copied: nothing of the chat is read again, save its last token, whose keys
+     * nobody has computed yet. */
+    g_assert_cmpuint(answer.receipt.n_reused, >=, n_tokens - 1);
+    g_assert_cmpuint(answer.receipt.n_recomputed, <=, 1);
+    wait_for("one session", has_n_sessions, GUINT_TO_POINTER(1));
+    g_free(answer.text);
+
+    say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_reused, >=, n_tokens - 1);
+    {
+        g_autofree char *reply = dup_reply();
+
+        g_assert_nonnull(strstr(reply, "Oda"));
+    }
+    close_window();
+}
+
+static void max_sessions_cb(guint *max)
+{
+    const qe_snapshot *snapshot = quire_engine_client_get_snapshot(client());
+
+    *max = MAX(*max, snapshot->n_sessions);
+}
+
+static gboolean is_two(gpointer n)
+{
+    return *(guint *)n >= 2;
+}
+
+/* The model is asked once, after the first reply; a title of the user's is not touched; a turn comes first. */
+static void test_title(void)
+{
+    guint max = 0;
+    gulong id;
+
+    g_settings_set_boolean(quire_settings_get_default(), "auto-title", TRUE);
+    open_window(900, 600);
+    id = g_signal_connect_swapped(client(), "snapshot-changed", G_CALLBACK(max_sessions_cb), &max);
+    say("My name is Oda.", 2);
+    wait_for("the fork", is_two, &max);
+    wait_for("one session", has_n_sessions, GUINT_TO_POINTER(1));
+    g_assert_true(is_idle(NULL));
+    wait_ms(100);
+    g_assert_cmpint(stored()->title_source, >=, QUIRE_TITLE_WORDS);
+    g_assert_cmpstr(stored()->title, !=, "");
+    max = 0;
+    say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    wait_ms(300);
+    g_assert_cmpuint(max, ==, 1);
+
+    g_assert_true(quire_conversation_set_title(conversation(), "Mine", QUIRE_TITLE_USER));
+    g_assert_false(quire_conversation_set_title(conversation(), "The model's", QUIRE_TITLE_MODEL));
+    g_assert_cmpstr(stored()->title, ==, "Mine");
+
+    /* The next turn does not wait for a title, and the tab may go at any time. */
+    key("ctrl+t");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    max = 0;
+    say("Tell me a story.", 2);
+    wait_for("the reply", is_idle, NULL);
+    say("Another one.", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpint(stored()->title_source, >=, QUIRE_TITLE_WORDS);
+    g_signal_handler_disconnect(client(), id);
+    close_window();
+    g_settings_set_boolean(quire_settings_get_default(), "auto-title", FALSE);
+}
+
+/* ---- The context ---- */
+
+static QuireComposer *composer(void)
+{
+    return quire_chat_view_get_composer(quire_window_get_chat(window));
+}
+
+static GtkWidget *find_window(GType type)
+{
+    GListModel *windows = gtk_window_get_toplevels();
+
+    for (guint i = 0; i < g_list_model_get_n_items(windows); i++) {
+        g_autoptr(GtkWidget) w = g_list_model_get_item(windows, i);
+
+        if (G_TYPE_CHECK_INSTANCE_TYPE(w, type))
+            return w;
+    }
+    return NULL;
+}
+
+static gboolean has_no_window_of(gpointer type)
+{
+    return find_window(GPOINTER_TO_SIZE(type)) == NULL;
+}
+
+/* A button under @root by its words. */
+static GtkWidget *find_button(GtkWidget *root, const char *label)
+{
+    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0)
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find_button(child, label);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
+static gboolean room_is_read(gpointer data)
+{
+    GtkWidget *w = find_window(QUIRE_TYPE_ROOM_WINDOW);
+
+    return w != NULL && find(w, ADW_TYPE_ACTION_ROW) != NULL;
+}
+
+static void click_in_room(const char *label)
+{
+    GtkWidget *button;
+
+    g_assert_true(
+        gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.make-room", NULL));
+    wait_for("the choices", room_is_read, NULL);
+    wait_ms(300);
+    screenshot(label[1] == 'L' ? "chat-3-room.png" : "chat-4-room.png");
+    button = find_button(find_window(QUIRE_TYPE_ROOM_WINDOW), label);
+    g_assert_nonnull(button);
+    g_signal_emit_by_name(button, "clicked");
+    wait_for("no choices", has_no_window_of, GSIZE_TO_POINTER(QUIRE_TYPE_ROOM_WINDOW));
+}
+
+static gboolean memory_is(gpointer mib)
+{
+    return quire_engine_client_get_snapshot(client())->tiers[QE_TIER_HOST].bytes_max ==
+           (guint64)GPOINTER_TO_UINT(mib) << 20;
+}
+
+static gboolean memory_is_over(gpointer mib)
+{
+    return quire_engine_client_get_snapshot(client())->tiers[QE_TIER_HOST].bytes_max >
+           (guint64)GPOINTER_TO_UINT(mib) << 20;
+}
+
+static const char *ring_text(void)
+{
+    return quire_context_ring_get_text(quire_composer_get_ring(composer()));
+}
+
+static gboolean ring_says(gpointer text)
+{
+    return strcmp(ring_text(), text) == 0;
+}
+
+static gboolean ring_ends_with(gpointer text)
+{
+    return g_str_has_suffix(ring_text(), text);
+}
+
+static char *dup_words(guint n)
+{
+    GString *text = g_string_new("Please remember:");
+
+    for (guint i = 0; i < n; i++)
+        g_string_append_printf(text, " number %u,", i % 10);
+    return g_string_free(text, FALSE);
+}
+
+static void set_draft(guint n_words)
+{
+    g_autofree char *text = dup_words(n_words);
+
+    gtk_text_buffer_set_text(draft(), text, -1);
+}
+
+static gboolean is_another(gpointer id)
+{
+    return strcmp(stored()->id, id) != 0 && quire_conversation_is_loaded(conversation());
+}
+
+/* Memory for 1,024 tokens: the ring warns, a draft that is too long is not sent, and each of the three ways makes room. */
+static void test_room(void)
+{
+    g_autofree char *id = NULL;
+    guint n_before;
+
+    open_window(1000, 760);
+    quire_engine_client_set_cache(client(), 4 << 20);
+    wait_for("little memory", memory_is, GUINT_TO_POINTER(4));
+    wait_for("the limit", ring_ends_with, "/ 1.0K");
+    set_draft(100);
+    wait_for("the count", ring_ends_with, "/ 1.0K");
+    g_assert_true(quire_composer_send(composer()));
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(2));
+    wait_for("the reply", is_idle, NULL);
+    say("Tell me a story.", 4);
+    wait_for("the reply", is_idle, NULL);
+    n_before = receipt()->n_prompt;
+    wait_ms(300);
+    screenshot("chat-1-ring.png");
+    set_draft(120);
+    wait_for("a full ring", ring_says, "100 % full");
+    g_assert_false(quire_composer_send(composer()));
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(4)));
+    wait_ms(200);
+    screenshot("chat-2-too-long.png");
+
+    click_in_room("_Leave Out");
+    g_assert_cmpuint(quire_conversation_get_left_out(conversation()), ==, 2);
+    wait_ms(300);
+    screenshot("chat-5-left-out.png");
+    gtk_text_buffer_set_text(draft(), "What is my name?", -1);
+    g_assert_true(quire_composer_send(composer()));
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(6));
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_prompt, <, n_before);
+    g_assert_cmpuint(receipt()->n_prompt, >, 20);
+    /* It is kept, and can be taken back. */
+    g_assert_nonnull(stored()->sampling);
+    g_assert_true(
+        gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.take-in", NULL));
+    g_assert_cmpuint(quire_conversation_get_left_out(conversation()), ==, 0);
+    g_assert_null(stored()->sampling);
+    say("And now?", 8);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_prompt, >, n_before);
+
+    id = g_strdup(stored()->id);
+    set_draft(90);
+    wait_for("a full ring", ring_says, "100 % full");
+    click_in_room("_Sum Up");
+    wait_for("another chat", is_another, id);
+    /* The first turn came along as a summary, the others as they were, and the draft waits. */
+    wait_for("its messages", has_n_messages, GUINT_TO_POINTER(6));
+    g_assert_nonnull(
+        strstr(quire_conversation_get_system(conversation()), "Summary of the conversation so far:\n"));
+    {
+        g_autofree char *text = dup_words(90);
+
+        g_assert_true(draft_is(text));
+    }
+    wait_ms(400);
+    screenshot("chat-6-summary.png");
+    gtk_text_buffer_set_text(draft(), "Hello", -1);
+    g_assert_true(quire_composer_send(composer()));
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(8));
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_generated, >, 0);
+
+    set_draft(220);
+    wait_for("a full ring", ring_says, "100 % full");
+    click_in_room("_Raise");
+    wait_for("more memory", memory_is_over, GUINT_TO_POINTER(31));
+    wait_for("room", ring_ends_with, "/ 8.0K");
+    g_assert_true(quire_composer_send(composer()));
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(10));
+    wait_for("the reply", is_idle, NULL);
+    g_settings_reset(quire_settings_get_default(), "cache-mib");
+    quire_engine_client_set_cache(client(), 0);
+    close_window();
+}
+
+/* ---- Settings of a chat ---- */
+
+/* A row under @root by its title. */
+static GtkWidget *find_row(GtkWidget *root, const char *title)
+{
+    if (ADW_IS_PREFERENCES_ROW(root) &&
+        g_strcmp0(adw_preferences_row_get_title(ADW_PREFERENCES_ROW(root)), title) == 0)
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find_row(child, title);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
+static GtkWidget *settings_window(void)
+{
+    return find_window(QUIRE_TYPE_CHAT_SETTINGS_WINDOW);
+}
+
+static gboolean has_settings(gpointer wanted)
+{
+    return (settings_window() != NULL) == GPOINTER_TO_INT(wanted);
+}
+
+static gboolean has_cost(gpointer data)
+{
+    return quire_chat_settings_window_get_cost(QUIRE_CHAT_SETTINGS_WINDOW(settings_window()))[0] != '\0';
+}
+
+static void click(const char *label)
+{
+    GtkWidget *button = find_button(settings_window(), label);
+
+    g_assert_nonnull(button);
+    g_assert_true(gtk_widget_is_sensitive(button));
+    g_signal_emit_by_name(button, "clicked");
+}
+
+static void set_system(const char *text)
+{
+    gtk_text_buffer_set_text(
+        gtk_text_view_get_buffer(GTK_TEXT_VIEW(find(settings_window(), GTK_TYPE_TEXT_VIEW))), text, -1);
+}
+
+static GPtrArray *presets(void)
+{
+    return quire_history_get_presets(quire_application_get_history(application));
+}
+
+/* System prompt and sampling act from the next turn on, what they cost is said before, and a preset keeps both. */
+static void test_chat_settings(void)
+{
+    GtkWidget *w;
+    guint n_before;
+
+    open_window(900, 760);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    n_before = receipt()->n_prompt + receipt()->n_generated;
+    key("alt+Return");
+    wait_for("the settings", has_settings, GINT_TO_POINTER(TRUE));
+    wait_ms(400);
+    w = settings_window();
+    g_assert_cmpstr(quire_chat_settings_window_get_cost(QUIRE_CHAT_SETTINGS_WINDOW(w)), ==, "");
+    set_system("Answer in one short sentence.");
+    wait_for("the cost", has_cost, NULL);
+    adw_expander_row_set_enable_expansion(ADW_EXPANDER_ROW(find_row(w, "Values for This Chat")), TRUE);
+    gtk_spin_button_set_value(GTK_SPIN_BUTTON(find(find_row(w, "Longest reply"), GTK_TYPE_SPIN_BUTTON)), 3);
+    gtk_spin_button_set_value(GTK_SPIN_BUTTON(find(find_row(w, "Temperature"), GTK_TYPE_SPIN_BUTTON)), 0);
+    wait_ms(500);
+    screenshot("chat-7-settings.png");
+    /* As a preset, renamed, and the default. */
+    gtk_editable_set_text(GTK_EDITABLE(find_row(w, "Name")), "Brief");
+    click("_Save");
+    g_assert_cmpuint(presets()->len, ==, 1);
+    gtk_editable_set_text(GTK_EDITABLE(find_row(w, "Name")), "Short");
+    click("_Rename");
+    g_assert_null(quire_presets_find(presets(), "Brief"));
+    g_assert_nonnull(quire_presets_find(presets(), "Short"));
+    gtk_check_button_set_active(GTK_CHECK_BUTTON(find(w, GTK_TYPE_CHECK_BUTTON)), TRUE);
+    g_assert_nonnull(quire_presets_get_default(presets()));
+    /* Nothing is applied yet. */
+    g_assert_null(quire_conversation_get_system(conversation()));
+    click("_Apply");
+    wait_for("no settings", has_settings, GINT_TO_POINTER(FALSE));
+    g_assert_cmpstr(quire_conversation_get_system(conversation()), ==, "Answer in one short sentence.");
+
+    say("What is my name?", 4);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_cmpuint(receipt()->n_generated, ==, 3);
+    g_assert_cmpint(
+        quire_message_get_state(quire_conversation_get_last_reply(conversation())), ==, QUIRE_REPLY_LENGTH);
+    /* The prompt comes first: all was read again. */
+    g_assert_cmpuint(receipt()->n_new, >, n_before);
+    g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_EDITED);
+    wait_ms(300);
+    screenshot("chat-8-system.png");
+
+    key("ctrl+t");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    g_assert_cmpstr(quire_conversation_get_system(conversation()), ==, "Answer in one short sentence.");
+    key("alt+Return");
+    wait_for("the settings", has_settings, GINT_TO_POINTER(TRUE));
+    wait_ms(200);
+    w = settings_window();
+    adw_combo_row_set_selected(ADW_COMBO_ROW(find_row(w, "Take From")), 1);
+    click("_Delete");
+    g_assert_cmpuint(presets()->len, ==, 0);
+    key("Escape");
+    wait_for("no settings", has_settings, GINT_TO_POINTER(FALSE));
+    close_window();
+}
+
+static void add_tests(void)
+{
+    g_test_add_func("/app/chat/settings", test_chat_settings);
+    g_test_add_func("/app/chat/room", test_room);
+    g_test_add_func("/app/chat/aside", test_aside);
+    g_test_add_func("/app/chat/title", test_title);
+}
+
+int main(int argc, char **argv)
+{
+    return ui_main(argc, argv, NULL, add_tests);
+}
