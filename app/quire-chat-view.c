@@ -11,6 +11,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-announcer.h"
 #include "app/quire-chat-settings-window.h"
 #include "app/quire-compare-window.h"
 #include "app/quire-message-row.h"
@@ -43,6 +44,7 @@ struct _QuireChatView
   GtkLabel *system_label;
   GtkWidget *rows;
   GtkWidget *jump;
+  QuireAnnouncer *announcer;
   QuireComposer *composer;
 
   guint tick_id, timer_id, follow_id, draft_id;
@@ -63,6 +65,18 @@ cancel_pump (QuireChatView *self)
   g_clear_handle_id (&self->timer_id, g_source_remove);
 }
 
+/* Takes what is new, and says it where this chat is what the user is at. */
+static void
+pump (QuireChatView *self)
+{
+  QuireMessage *reply;
+
+  quire_conversation_pump (self->conversation);
+  reply = quire_conversation_get_last_reply (self->conversation);
+  if (reply != NULL && gtk_widget_get_mapped (GTK_WIDGET (self)))
+    quire_announcer_follow (self->announcer, reply);
+}
+
 static gboolean
 tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
 {
@@ -70,7 +84,7 @@ tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
 
   self->tick_id = 0;
   g_clear_handle_id (&self->timer_id, g_source_remove);
-  quire_conversation_pump (self->conversation);
+  pump (self);
   return G_SOURCE_REMOVE;
 }
 
@@ -81,7 +95,7 @@ timer_cb (gpointer user_data)
 
   self->timer_id = 0;
   cancel_pump (self);
-  quire_conversation_pump (self->conversation);
+  pump (self);
   return G_SOURCE_REMOVE;
 }
 
@@ -273,6 +287,7 @@ begin_turn (QuireChatView *self, QuireTurnSettings *settings)
   quire_settings_get_turn (quire_engine_client_get_status (client)->model, settings);
   quire_conversation_get_settings (self->conversation, &own);
   quire_chat_settings_apply (&own, settings);
+  settings->asked_us = quire_composer_get_asked_us (self->composer);
   self->stick = TRUE;
   return TRUE;
 }
@@ -737,6 +752,10 @@ transcript_new (QuireChatView *self)
                            G_CONNECT_SWAPPED);
   gtk_overlay_set_child (GTK_OVERLAY (overlay), self->scrolled);
   gtk_overlay_add_overlay (GTK_OVERLAY (overlay), jump_new (self));
+  self->announcer = QUIRE_ANNOUNCER (quire_announcer_new ());
+  gtk_widget_set_halign (GTK_WIDGET (self->announcer), GTK_ALIGN_START);
+  gtk_widget_set_valign (GTK_WIDGET (self->announcer), GTK_ALIGN_END);
+  gtk_overlay_add_overlay (GTK_OVERLAY (overlay), GTK_WIDGET (self->announcer));
   return overlay;
 }
 
@@ -841,6 +860,12 @@ GActionGroup *
 quire_chat_view_get_actions (QuireChatView *self)
 {
   return G_ACTION_GROUP (self->actions);
+}
+
+QuireAnnouncer *
+quire_chat_view_get_announcer (QuireChatView *self)
+{
+  return self->announcer;
 }
 
 GtkAdjustment *

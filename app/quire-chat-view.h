@@ -1,6 +1,7 @@
 /* quire-chat-view.h: one chat in a tab: transcript, jump button, composer. */
 #pragma once
 #include <adwaita.h>
+#include "app/quire-announcer.h"
 #include "app/quire-composer.h"
 #include "app/quire-conversation.h"
 
@@ -17,6 +18,7 @@ QuireComposer *quire_chat_view_get_composer (QuireChatView *self);
 GActionGroup *quire_chat_view_get_actions (QuireChatView *self);
 /* Its vertical scrolling, for tests. */
 GtkAdjustment *quire_chat_view_get_adjustment (QuireChatView *self);
+QuireAnnouncer *quire_chat_view_get_announcer (QuireChatView *self);
 void quire_chat_view_add_toast (QuireChatView *self, AdwToast *toast);
 /* Writes the draft down now; else it is done a second after the last key. */
 void quire_chat_view_save_draft (QuireChatView *self);

@@ -47,6 +47,7 @@ struct _QuireComposer
 
   gboolean composing; /* the input method holds text */
   gint64 running_since_us;
+  gint64 asked_us;
   guint count_id, hint_id;
   guint scroll_id;
   GCancellable *counting;
@@ -478,7 +479,10 @@ quire_composer_send (QuireComposer *self)
     }
 
   text = quire_composer_dup_text (self);
+  if (self->asked_us == 0)
+    self->asked_us = g_get_monotonic_time ();
   g_signal_emit (self, signals[SEND], 0, text);
+  self->asked_us = 0;
   return TRUE;
 }
 
@@ -498,6 +502,7 @@ key_pressed_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
 {
   QuireComposer *self = user_data;
   GdkEvent *event;
+  gint64 now_us = g_get_monotonic_time ();
 
   if (keyval == GDK_KEY_Escape && !self->composing
       && quire_conversation_is_running (self->conversation))
@@ -522,7 +527,11 @@ key_pressed_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
                                           gtk_text_buffer_get_insert (self->buffer));
     }
   else
-    quire_composer_send (self);
+    {
+      self->asked_us = now_us;
+      quire_composer_send (self);
+      self->asked_us = 0;
+    }
   return GDK_EVENT_STOP;
 }
 
@@ -819,6 +828,12 @@ GtkTextView *
 quire_composer_get_text_view (QuireComposer *self)
 {
   return GTK_TEXT_VIEW (self->text_view);
+}
+
+gint64
+quire_composer_get_asked_us (QuireComposer *self)
+{
+  return self->asked_us;
 }
 
 QuireContextRing *

@@ -662,6 +662,7 @@ ask (QuireConversation *self)
       params.max_tokens = self->settings.max_tokens;
       params.thinking = self->settings.thinking;
       prompt = collect_prompt (self, &params);
+      quire_message_set_saved (reply);
       self->request = quire_engine_client_generate (self->client, &params, &error);
     }
 
@@ -712,6 +713,8 @@ begin_turn (QuireConversation *self, guint n_new, AskKind kind, guint keep,
   self->stop_asked = FALSE;
   chat->updated = g_get_real_time ();
   chat->leaf = quire_message_get_seq (nth (self, n - 1));
+  if (settings->asked_us != 0)
+    quire_message_set_began (nth (self, n - 1), settings->asked_us);
   record_model (self);
   if (self->history == NULL)
     ask (self);

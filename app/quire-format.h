@@ -4,6 +4,9 @@
 
 G_BEGIN_DECLS
 
+/* Reading that takes longer than this has a bar, and says what is left. */
+#define QUIRE_READING_SLOW_US (400 * 1000)
+
 /* "0.14 s", "12 ms", "1 min 5 s". Returns: owned, as all below. */
 char *quire_format_ms (double ms);
 /* "96 tok/s", "4.2 tok/s". */

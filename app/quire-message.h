@@ -38,8 +38,13 @@ typedef struct
 {
   guint n_before; /* queued requests ahead */
   guint n_prompt, n_prompt_done;
-  gint64 began_us;   /* g_get_monotonic_time() of sending */
+  gint64
+      began_us; /* g_get_monotonic_time() of sending: of the key event's arrival, where there was one */
   gint64 reading_us; /* of the first step of reading; 0 before it */
+  guint n_read_at;   /* n_prompt_done then */
+  double saved_ms;   /* from began_us until the engine was asked: the message was on the disk */
+  double
+      shown_ms; /* from began_us until the first frame with a word of the reply was painted; 0: not known */
   qe_receipt receipt;
   char *error;    /* FAILED: the engine's words */
   int error_code; /* FAILED: qe_error_code */
@@ -63,6 +68,11 @@ QuireMessage *quire_message_new_stored (qe_role role, QuireReplyState state, con
 /* The figures of a reply that ended, as JSON. NULL: there are none. Returns: owned. */
 char *quire_message_dup_receipt (QuireMessage *self);
 
+/* For the conversation: when it was asked for, and that the engine is asked now. */
+void quire_message_set_began (QuireMessage *self, gint64 began_us);
+void quire_message_set_saved (QuireMessage *self);
+/* For the view: its first words were painted, at @now_us. Emits changed. */
+void quire_message_set_shown (QuireMessage *self, gint64 now_us);
 /* For the conversation: ends a reply that was running, as @state. */
 void quire_message_end (QuireMessage *self, QuireReplyState state);
 /* For the conversation: takes over what @update says and emits changed. */

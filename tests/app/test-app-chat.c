@@ -6,9 +6,13 @@
 #include "app/quire-aside.h"
 #include "app/quire-chat-settings-window.h"
 #include "app/quire-chips.h"
+#include "app/quire-markdown-view.h"
+#include "app/quire-markdown.h"
 #include "app/quire-message-row.h"
+#include "app/quire-pace.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
+#include "app/quire-status-line.h"
 #include "app/quire-title.h"
 #include "tests/app/ui-harness.h"
 
@@ -554,8 +558,106 @@ static void test_attach(void)
     g_rmdir(dir);
 }
 
+/* ---- Formulas ---- */
+
+static const char formulas[] =
+    "The roots of $ax^2 + bx + c = 0$ are\n\n\\[ x_{1,2} = \\frac{-b \\pm \\sqrt{b^2 - 4ac}}{2a} \\]\n\nand "
+    "for "
+    "\\(n \\in \\mathbb{N}\\) we have\n\n$$\\sum_{i=1}^{n} i = \\frac{n(n+1)}{2}, \\qquad \\int_0^\\infty "
+    "e^{-x^2} dx = "
+    "\\frac{\\sqrt{\\pi}}{2}$$\n\nAttention: \\(\\text{softmax}\\left(\\frac{QK^T}{\\sqrt{d_k}}\\right)V\\). "
+    "It costs $5 to $10, "
+    "`$x$` is code, and what is not known stays: $\\unknown{x}$.\n\n$$A = \\begin{pmatrix} 1 & 2 \\\\ 3 & 4 "
+    "\\end{pmatrix}$$\n\n- [x] nested\n  - list with $\\alpha_1$\n    1. deeper\n\n| $n$ | $2^n$ "
+    "|\n|---|---:|\n| 10 | "
+    "1024 |\n";
+
+/* However much of it has streamed, the markup is well formed; formulas that stand alone are blocks of their own. */
+static void test_formulas(void)
+{
+    g_autoptr(QuireMessage) reply = quire_message_new(QE_ROLE_ASSISTANT, "");
+    qe_update done = {.state = QE_REQUEST_DONE,
+        .finish = QE_FINISH_STOP,
+        .text = (char *)formulas,
+        .n_text = sizeof formulas - 1};
+    GtkWidget *shown = gtk_window_new(), *row = quire_message_row_new(reply);
+    guint n_math = 0;
+
+    for (gsize n = 0; n < sizeof formulas; n++) {
+        g_autoptr(GPtrArray) blocks = quire_markdown_parse(formulas, n);
+
+        n_math = 0;
+        for (guint i = 0; i < blocks->len; i++) {
+            const QuireBlock *block = g_ptr_array_index(blocks, i);
+            g_autoptr(GError) error = NULL;
+
+            n_math += block->kind == QUIRE_BLOCK_MATH;
+            if (block->markup != NULL)
+                pango_parse_markup(block->markup, -1, 0, NULL, NULL, NULL, &error);
+            g_assert_no_error(error);
+        }
+    }
+    g_assert_cmpuint(n_math, ==, 3);
+    gtk_widget_add_css_class(row, "quire-transcript");
+    gtk_window_set_child(GTK_WINDOW(shown), row);
+    gtk_window_set_default_size(GTK_WINDOW(shown), 620, 640);
+    gtk_window_present(GTK_WINDOW(shown));
+    quire_message_apply(reply, &done);
+    wait_ms(400);
+    screenshot("chat-12-formulas.png");
+    gtk_window_destroy(GTK_WINDOW(shown));
+}
+
+/* ---- Reading ---- */
+
+static guint count_sentences(const char *text)
+{
+    gsize n = strlen(text), from = 0;
+    guint count = 0;
+
+    for (gsize i = 1; i <= n; i++) {
+        gsize end = quire_sentences_end(text, i, from, i == n);
+
+        count += end > from;
+        from = end;
+    }
+    return count;
+}
+
+/* A reply is said as it is written, no sentence twice; and how long its first word took to the screen is known. */
+static void test_reading(void)
+{
+    g_autofree char *reply = NULL;
+    QuireAnnouncer *announcer;
+    const QuireReply *figures;
+    GtkWidget *status;
+    guint n;
+
+    open_window(900, 760);
+    announcer = quire_chat_view_get_announcer(quire_window_get_chat(window));
+    say("Tell me a story.", 2);
+    wait_for("the reply", is_idle, NULL);
+    wait_ms(200);
+    reply = dup_reply();
+    n = quire_announcer_get_n(announcer);
+    g_assert_cmpuint(n, >=, 2);
+    g_assert_cmpuint(n, <=, count_sentences(reply));
+    g_assert_cmpstr(quire_announcer_get_last(announcer), !=, "");
+    g_assert_nonnull(strstr(reply, quire_announcer_get_last(announcer)));
+    figures = quire_message_get_reply(quire_conversation_get_last_reply(conversation()));
+    g_assert_cmpfloat(figures->saved_ms, >, 0);
+    g_assert_cmpfloat(figures->shown_ms, >, figures->saved_ms + figures->receipt.first_token_ms);
+    status = find(last_row(), QUIRE_TYPE_STATUS_LINE);
+    g_signal_emit_by_name(find(status, GTK_TYPE_BUTTON), "clicked");
+    wait_ms(500);
+    screenshot("chat-13-receipt.png");
+    close_window();
+}
+
 static void add_tests(void)
 {
+    g_test_add_func("/app/chat/reading", test_reading);
+    g_test_add_func("/app/chat/formulas", test_formulas);
     g_test_add_func("/app/chat/attach", test_attach);
     g_test_add_func("/app/chat/settings", test_chat_settings);
     g_test_add_func("/app/chat/room", test_room);
