@@ -14,6 +14,7 @@
 #include "app/quire-announcer.h"
 #include "app/quire-chat-settings-window.h"
 #include "app/quire-compare-window.h"
+#include "app/quire-find-bar.h"
 #include "app/quire-message-row.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
@@ -45,6 +46,7 @@ struct _QuireChatView
   GtkWidget *rows;
   GtkWidget *jump;
   QuireAnnouncer *announcer;
+  QuireFindBar *find_bar;
   QuireComposer *composer;
 
   guint tick_id, timer_id, follow_id, draft_id;
@@ -472,6 +474,24 @@ settings_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 }
 
 static void
+find_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_find_bar_open (QUIRE_CHAT_VIEW (user_data)->find_bar);
+}
+
+static void
+find_next_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_find_bar_step (QUIRE_CHAT_VIEW (user_data)->find_bar, 1);
+}
+
+static void
+find_previous_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_find_bar_step (QUIRE_CHAT_VIEW (user_data)->find_bar, -1);
+}
+
+static void
 attach_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
   quire_composer_choose_files (QUIRE_CHAT_VIEW (user_data)->composer);
@@ -795,6 +815,10 @@ build (QuireChatView *self)
   adw_toast_overlay_set_child (self->toasts, self->stack);
   gtk_widget_set_vexpand (GTK_WIDGET (self->toasts), TRUE);
   gtk_box_append (GTK_BOX (self), model_bar_new (self));
+  self->find_bar
+      = QUIRE_FIND_BAR (quire_find_bar_new (self->rows, GTK_SCROLLED_WINDOW (self->scrolled)));
+  g_signal_connect_swapped (self->find_bar, "closed", G_CALLBACK (gtk_widget_grab_focus), self);
+  gtk_box_append (GTK_BOX (self), clamp_new (GTK_WIDGET (self->find_bar)));
   gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->toasts));
 
   self->composer = QUIRE_COMPOSER (quire_composer_new (self->conversation));
@@ -862,6 +886,35 @@ quire_chat_view_get_actions (QuireChatView *self)
   return G_ACTION_GROUP (self->actions);
 }
 
+QuireFindBar *
+quire_chat_view_get_find_bar (QuireChatView *self)
+{
+  return self->find_bar;
+}
+
+gboolean
+quire_chat_view_close_find (QuireChatView *self)
+{
+  if (!quire_find_bar_is_open (self->find_bar))
+    return FALSE;
+  quire_find_bar_close (self->find_bar);
+  return TRUE;
+}
+
+GtkWidget *
+quire_chat_view_get_transcript (QuireChatView *self)
+{
+  return self->scrolled;
+}
+
+gboolean
+quire_chat_view_focus_transcript (QuireChatView *self)
+{
+  GtkWidget *last = gtk_widget_get_last_child (self->rows);
+
+  return last != NULL && gtk_widget_child_focus (last, GTK_DIR_TAB_FORWARD);
+}
+
 QuireAnnouncer *
 quire_chat_view_get_announcer (QuireChatView *self)
 {
@@ -924,6 +977,9 @@ quire_chat_view_init (QuireChatView *self)
     { "compare-modes", compare_modes_cb, NULL, NULL, NULL, { 0 } },
     { "make-room", make_room_cb, NULL, NULL, NULL, { 0 } },
     { "take-in", take_in_cb, NULL, NULL, NULL, { 0 } },
+    { "find", find_cb, NULL, NULL, NULL, { 0 } },
+    { "find-next", find_next_cb, NULL, NULL, NULL, { 0 } },
+    { "find-previous", find_previous_cb, NULL, NULL, NULL, { 0 } },
     { "attach", attach_cb, NULL, NULL, NULL, { 0 } },
     { "settings", settings_cb, NULL, NULL, NULL, { 0 } },
   };

@@ -504,12 +504,6 @@ key_pressed_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
   GdkEvent *event;
   gint64 now_us = g_get_monotonic_time ();
 
-  if (keyval == GDK_KEY_Escape && !self->composing
-      && quire_conversation_is_running (self->conversation))
-    {
-      g_signal_emit (self, signals[STOP], 0);
-      return GDK_EVENT_STOP;
-    }
   if (keyval != GDK_KEY_Return && keyval != GDK_KEY_KP_Enter && keyval != GDK_KEY_ISO_Enter)
     return GDK_EVENT_PROPAGATE;
 
@@ -828,6 +822,12 @@ GtkTextView *
 quire_composer_get_text_view (QuireComposer *self)
 {
   return GTK_TEXT_VIEW (self->text_view);
+}
+
+gboolean
+quire_composer_is_composing (QuireComposer *self)
+{
+  return self->composing;
 }
 
 gint64

@@ -30,6 +30,8 @@ void quire_composer_clear (QuireComposer *self);
 void quire_composer_grab_focus (QuireComposer *self);
 /* As the Send key does. FALSE when there is nothing to send, or it cannot be sent now; then the hint says why. */
 gboolean quire_composer_send (QuireComposer *self);
+/* The input method holds text: keys are its own. */
+gboolean quire_composer_is_composing (QuireComposer *self);
 /* g_get_monotonic_time() of the key or click that sends, while it does; else 0. */
 gint64 quire_composer_get_asked_us (QuireComposer *self);
 /* How much of the context is used: tokens of the session, and what there can be. */

@@ -14,6 +14,8 @@
 #include "app/quire-settings.h"
 #include "app/quire-status-line.h"
 #include "app/quire-title.h"
+#include "app/quire-sidebar.h"
+#include "tests/app/fake-im.h"
 #include "tests/app/ui-harness.h"
 
 static QuireEngineClient *client(void)
@@ -654,8 +656,179 @@ static void test_reading(void)
     close_window();
 }
 
+/* ---- Finding, keys ---- */
+
+static QuireFindBar *find_bar(void)
+{
+    return quire_chat_view_get_find_bar(quire_window_get_chat(window));
+}
+
+static gboolean find_says(gpointer text)
+{
+    return strcmp(quire_find_bar_get_text(find_bar()), text) == 0;
+}
+
+static gboolean find_is_open(gpointer wanted)
+{
+    return quire_find_bar_is_open(find_bar()) == GPOINTER_TO_INT(wanted);
+}
+
+static gboolean focus_is_in(gpointer widget)
+{
+    GtkWidget *focus = gtk_window_get_focus(GTK_WINDOW(window));
+
+    return focus != NULL && (focus == widget || gtk_widget_is_ancestor(focus, widget));
+}
+
+/* Ctrl+F finds what is shown, in any case; Escape closes the bar first, and stops a reply only then. */
+static void test_find(void)
+{
+    open_window(1200, 800);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    say("Tell me a story.", 4);
+    wait_for("the reply", is_idle, NULL);
+    key("ctrl+f");
+    wait_for("the bar", find_is_open, GINT_TO_POINTER(TRUE));
+    type("oDA");
+    wait_for("the places", find_says, "1 of 2");
+    key("Return");
+    wait_for("the next", find_says, "2 of 2");
+    wait_ms(300);
+    screenshot("chat-14-find.png");
+    key("ctrl+g");
+    wait_for("round", find_says, "1 of 2");
+    key("shift+ctrl+g");
+    wait_for("back", find_says, "2 of 2");
+    type("xyz");
+    wait_for("nothing", find_says, "Not found");
+    key("Escape");
+    wait_for("no bar", find_is_open, GINT_TO_POINTER(FALSE));
+    wait_for("the composer", focus_is_in, composer());
+
+    key("ctrl+f");
+    wait_for("the bar", find_is_open, GINT_TO_POINTER(TRUE));
+    key("ctrl+l");
+    wait_for("the composer", focus_is_in, composer());
+    say("Tell me a story.", 6);
+    key("Escape");
+    wait_for("no bar", find_is_open, GINT_TO_POINTER(FALSE));
+    if (!is_idle(NULL)) {
+        key("Escape");
+        wait_for("the end", is_idle, NULL);
+    }
+    /* Both the bar's Escape and a reply's: it was not the first one that stopped it. */
+    g_assert_cmpint(
+        quire_message_get_state(quire_conversation_get_last_reply(conversation())), >=, QUIRE_REPLY_DONE);
+
+    key("F6");
+    wait_for("the list", focus_is_in, find(GTK_WIDGET(window), QUIRE_TYPE_SIDEBAR));
+    key("F6");
+    wait_for("the messages", focus_is_in, quire_chat_view_get_transcript(quire_window_get_chat(window)));
+    key("F6");
+    wait_for("the composer", focus_is_in, composer());
+    key("shift+F6");
+    wait_for("the messages", focus_is_in, quire_chat_view_get_transcript(quire_window_get_chat(window)));
+    close_window();
+}
+
+static gboolean title_is(gpointer title)
+{
+    return g_strcmp0(stored()->title, title) == 0;
+}
+
+static gboolean composes(gpointer wanted)
+{
+    return fake_im_is_composing() == GPOINTER_TO_INT(wanted);
+}
+
+static gboolean has_editor(gpointer data)
+{
+    return find(gtk_widget_get_prev_sibling(last_row()), GTK_TYPE_TEXT_VIEW) != NULL;
+}
+
+/* Where Enter does something, it is the input method's while that holds text; the next one acts, once. */
+static void test_input_methods(void)
+{
+    g_autoptr(QuireMessage) user = NULL;
+    g_autofree char *text = NULL;
+    GtkWidget *search, *view;
+
+    open_window(1200, 800);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    user = g_list_model_get_item(G_LIST_MODEL(conversation()), 0);
+
+    /* Rename. */
+    g_assert_true(gtk_widget_activate_action(GTK_WIDGET(window), "win.chat-rename", "s", stored()->id));
+    wait_ms(300);
+    key("ctrl+a");
+    key("BackSpace");
+    fake_im_set_active(TRUE);
+    type("ab");
+    wait_for("preedit", composes, GINT_TO_POINTER(TRUE));
+    key("Return");
+    wait_for("no preedit", composes, GINT_TO_POINTER(FALSE));
+    wait_ms(100);
+    g_assert_cmpstr(stored()->title, ==, "My name is Oda.");
+    key("Return");
+    wait_for("the title", title_is, "AB");
+
+    /* Search in all chats. */
+    key("ctrl+t");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    key("ctrl+shift+f");
+    search = find(find(GTK_WIDGET(window), QUIRE_TYPE_SIDEBAR), GTK_TYPE_SEARCH_ENTRY);
+    wait_for("the search", focus_is_in, search);
+    type("ab");
+    wait_for("preedit", composes, GINT_TO_POINTER(TRUE));
+    key("Return");
+    wait_for("no preedit", composes, GINT_TO_POINTER(FALSE));
+    g_assert_cmpstr(gtk_editable_get_text(GTK_EDITABLE(search)), ==, "AB");
+    wait_ms(300);
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(0)));
+    key("Return");
+    wait_for("the chat", has_n_messages, GUINT_TO_POINTER(2));
+    gtk_editable_set_text(GTK_EDITABLE(search), "");
+
+    /* Find in the chat. */
+    key("ctrl+f");
+    wait_for("the bar", find_is_open, GINT_TO_POINTER(TRUE));
+    type("oda");
+    wait_for("preedit", composes, GINT_TO_POINTER(TRUE));
+    key("Return");
+    wait_for("the places", find_says, "1 of 2");
+    key("Return");
+    wait_for("the next", find_says, "2 of 2");
+    key("Escape");
+    wait_for("no bar", find_is_open, GINT_TO_POINTER(FALSE));
+
+    /* Edit: Enter is a new line there, the input method's first. */
+    g_assert_true(gtk_widget_activate_action(
+        GTK_WIDGET(quire_window_get_chat(window)), "chat.edit", "u", quire_message_get_seq(user)));
+    wait_for("the editor", has_editor, NULL);
+    view = find(gtk_widget_get_prev_sibling(last_row()), GTK_TYPE_TEXT_VIEW);
+    wait_for("its focus", focus_is_in, view);
+    key("ctrl+a");
+    key("BackSpace");
+    type("hi");
+    wait_for("preedit", composes, GINT_TO_POINTER(TRUE));
+    key("Return");
+    wait_for("no preedit", composes, GINT_TO_POINTER(FALSE));
+    g_object_get(gtk_text_view_get_buffer(GTK_TEXT_VIEW(view)), "text", &text, NULL);
+    g_assert_cmpstr(text, ==, "HI");
+    g_assert_true(is_idle(NULL));
+    fake_im_set_active(FALSE);
+    key("Escape");
+    wait_ms(200);
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(2)));
+    close_window();
+}
+
 static void add_tests(void)
 {
+    g_test_add_func("/app/chat/find", test_find);
+    g_test_add_func("/app/chat/input-methods", test_input_methods);
     g_test_add_func("/app/chat/reading", test_reading);
     g_test_add_func("/app/chat/formulas", test_formulas);
     g_test_add_func("/app/chat/attach", test_attach);
