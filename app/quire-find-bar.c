@@ -1,7 +1,7 @@
 /* quire-find-bar.c: see quire-find-bar.h.
  *
  * Places are looked for each time they are needed: a reply that streams makes and drops labels, so none is kept. A place is
- * marked as the selection of its label, which can then be copied. CSS: findbar > revealer > box. */
+ * marked by its colours: a selection is seen where the focus is, and that stays in the entry. CSS: findbar > revealer > box. */
 #include "app/quire-find-bar.h"
 
 #include <glib/gi18n.h>
@@ -20,8 +20,9 @@ struct _QuireFindBar
   GtkLabel *text;
   GtkWidget *rows;
   GtkScrolledWindow *scrolled;
-  GtkWidget *marked; /* weak: has the selection */
-  guint at;          /* of the places, from 0 */
+  GtkWidget *marked;       /* weak */
+  PangoAttrList *unmarked; /* what it had before, when it is a label */
+  guint at;                /* of the places, from 0 */
 };
 
 G_DEFINE_FINAL_TYPE (QuireFindBar, quire_find_bar, GTK_TYPE_WIDGET)
@@ -109,8 +110,32 @@ static void
 unmark (QuireFindBar *self)
 {
   if (self->marked != NULL && GTK_IS_LABEL (self->marked))
-    gtk_label_select_region (GTK_LABEL (self->marked), 0, 0);
+    gtk_label_set_attributes (GTK_LABEL (self->marked), self->unmarked);
+  g_clear_pointer (&self->unmarked, pango_attr_list_unref);
   g_clear_weak_pointer (&self->marked);
+}
+
+static void
+insert (PangoAttrList *list, PangoAttribute *attribute, guint begin, guint end)
+{
+  attribute->start_index = begin;
+  attribute->end_index = end;
+  pango_attr_list_change (list, attribute);
+}
+
+/* The colours of a place are the same in every style: #241f31 on #f8e45c. */
+static void
+mark_label (QuireFindBar *self, GtkLabel *label, guint begin, guint end)
+{
+  PangoAttrList *before = gtk_label_get_attributes (label);
+  g_autoptr (PangoAttrList) list
+      = before != NULL ? pango_attr_list_copy (before) : pango_attr_list_new ();
+
+  self->unmarked = before != NULL ? pango_attr_list_ref (before) : NULL;
+  insert (list, pango_attr_background_new (0xf8f8, 0xe4e4, 0x5c5c), begin, end);
+  insert (list, pango_attr_foreground_new (0x2424, 0x1f1f, 0x3131), begin, end);
+  insert (list, pango_attr_underline_new (PANGO_UNDERLINE_SINGLE), begin, end);
+  gtk_label_set_attributes (label, list);
 }
 
 /* A third from the top. */
@@ -145,13 +170,12 @@ mark (QuireFindBar *self, const Place *place)
     {
       GtkLabel *label = GTK_LABEL (place->widget);
       const char *text = gtk_label_get_text (label);
+      guint begin = (guint)(g_utf8_offset_to_pointer (text, place->begin) - text);
       PangoRectangle rectangle;
       int x, y;
 
-      gtk_label_select_region (label, place->begin, place->end);
-      pango_layout_index_to_pos (gtk_label_get_layout (label),
-                                 (int)(g_utf8_offset_to_pointer (text, place->begin) - text),
-                                 &rectangle);
+      mark_label (self, label, begin, (guint)(g_utf8_offset_to_pointer (text, place->end) - text));
+      pango_layout_index_to_pos (gtk_label_get_layout (label), (int)begin, &rectangle);
       gtk_label_get_layout_offsets (label, &x, &y);
       scroll_to (self, place->widget, y + PANGO_PIXELS (rectangle.y));
     }
@@ -273,6 +297,7 @@ quire_find_bar_dispose (GObject *object)
 {
   QuireFindBar *self = QUIRE_FIND_BAR (object);
 
+  g_clear_pointer (&self->unmarked, pango_attr_list_unref);
   g_clear_weak_pointer (&self->marked);
   g_clear_pointer (&self->revealer, gtk_widget_unparent);
   G_OBJECT_CLASS (quire_find_bar_parent_class)->dispose (object);
