@@ -825,8 +825,92 @@ static void test_input_methods(void)
     close_window();
 }
 
+/* ---- Narrow ---- */
+
+static void check_narrow(GtkWidget *content, const char *what)
+{
+    int minimum;
+
+    gtk_widget_measure(content, GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
+    if (minimum > 360)
+        g_error("%s needs %d pixels", what, minimum);
+}
+
+static GtkWidget *main_content(void)
+{
+    return adw_bin_get_child(ADW_BIN(adw_application_window_get_content(ADW_APPLICATION_WINDOW(window))));
+}
+
+/* On a window as wide as a phone nothing is cut off: files, a draft that is too long, the find bar, and the windows. */
+static void test_narrow(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("quire-narrow-XXXXXX", NULL);
+    g_autoptr(GFile) file =
+        write_file(dir, "a-file-with-a-rather-long-name-2026.txt", "My name is Oda.\n", 16);
+    GtkWidget *w;
+
+    open_window(360, 640);
+    quire_engine_client_set_cache(client(), 4 << 20);
+    wait_for("little memory", memory_is, GUINT_TO_POINTER(4));
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    quire_composer_attach(composer(), file);
+    wait_for("a chip", has_n_files, GUINT_TO_POINTER(1));
+    set_draft(190);
+    wait_ms(600);
+    check_narrow(main_content(), "80 percent");
+    screenshot("chat-20-narrow-80.png");
+    set_draft(215);
+    wait_ms(600);
+    check_narrow(main_content(), "92 percent");
+    screenshot("chat-21-narrow-92.png");
+    set_draft(260);
+    wait_for("a full ring", ring_says, "100 % full");
+    key("ctrl+f");
+    wait_for("the bar", find_is_open, GINT_TO_POINTER(TRUE));
+    wait_ms(400);
+    check_narrow(main_content(), "too long");
+    screenshot("chat-22-narrow-too-long.png");
+    key("Escape");
+    wait_for("no bar", find_is_open, GINT_TO_POINTER(FALSE));
+    gtk_menu_button_popup(
+        GTK_MENU_BUTTON(find(GTK_WIDGET(quire_composer_get_ring(composer())), GTK_TYPE_MENU_BUTTON)));
+    wait_ms(500);
+    screenshot("chat-23-narrow-context.png");
+    key("Escape");
+    wait_ms(300);
+
+    g_assert_true(
+        gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.make-room", NULL));
+    wait_for("the choices", room_is_read, NULL);
+    w = find_window(QUIRE_TYPE_ROOM_WINDOW);
+    gtk_window_set_default_size(GTK_WINDOW(w), 360, 560);
+    wait_ms(400);
+    check_narrow(adw_window_get_content(ADW_WINDOW(w)), "the choices");
+    screenshot("chat-24-narrow-room.png");
+    gtk_window_close(GTK_WINDOW(w));
+    wait_for("no choices", has_no_window_of, GSIZE_TO_POINTER(QUIRE_TYPE_ROOM_WINDOW));
+
+    g_assert_true(
+        gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.settings", NULL));
+    wait_for("the settings", has_settings, GINT_TO_POINTER(TRUE));
+    w = settings_window();
+    gtk_window_set_default_size(GTK_WINDOW(w), 360, 620);
+    adw_expander_row_set_enable_expansion(ADW_EXPANDER_ROW(find_row(w, "Values for This Chat")), TRUE);
+    wait_ms(400);
+    check_narrow(adw_window_get_content(ADW_WINDOW(w)), "the settings");
+    screenshot("chat-25-narrow-settings.png");
+    gtk_window_close(GTK_WINDOW(w));
+    wait_for("no settings", has_settings, GINT_TO_POINTER(FALSE));
+    quire_engine_client_set_cache(client(), 0);
+    close_window();
+    g_file_delete(file, NULL, NULL);
+    g_rmdir(dir);
+}
+
 static void add_tests(void)
 {
+    g_test_add_func("/app/chat/narrow", test_narrow);
     g_test_add_func("/app/chat/find", test_find);
     g_test_add_func("/app/chat/input-methods", test_input_methods);
     g_test_add_func("/app/chat/reading", test_reading);
