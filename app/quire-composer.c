@@ -769,7 +769,7 @@ over_new (QuireComposer *self)
 static void
 build (QuireComposer *self)
 {
-  GtkWidget *bottom = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *attach;
+  GtkWidget *bottom = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *attach, *squeezer;
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
 
   self->chips = QUIRE_CHIPS (quire_chips_new (TRUE));
@@ -794,7 +794,12 @@ build (QuireComposer *self)
   gtk_widget_set_hexpand (GTK_WIDGET (self->hint), TRUE);
   gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->hint));
   self->tokens = caption_new (GTK_ACCESSIBLE_ROLE_LABEL);
-  gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->tokens));
+  /* Where there is no room for it, the ring's popover has it. */
+  squeezer = adw_squeezer_new ();
+  adw_squeezer_set_homogeneous (ADW_SQUEEZER (squeezer), FALSE);
+  adw_squeezer_set_allow_none (ADW_SQUEEZER (squeezer), TRUE);
+  adw_squeezer_add (ADW_SQUEEZER (squeezer), GTK_WIDGET (self->tokens));
+  gtk_box_append (GTK_BOX (bottom), squeezer);
   self->ring = QUIRE_CONTEXT_RING (quire_context_ring_new ());
   gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->ring));
 
