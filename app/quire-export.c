@@ -114,6 +114,7 @@ quire_export_json (const QuireStoredChat *chat, GPtrArray *messages)
   add_string (builder, "model", chat->model_name);
   add_string (builder, "model_digest", chat->model_digest);
   add_string (builder, "system", chat->system);
+  add_string (builder, "settings", chat->sampling);
   add_int (builder, "cache", chat->cache);
   add_int (builder, "created", chat->created);
   add_int (builder, "updated", chat->updated);
@@ -255,6 +256,7 @@ quire_import_json (const char *json, gssize n_bytes, QuireStoredChat *chat, GErr
                              .model_name = g_strdup (get_string (object, "model")),
                              .model_digest = g_strdup (get_string (object, "model_digest")),
                              .system = g_strdup (get_string (object, "system")),
+                             .sampling = g_strdup (get_string (object, "settings")),
                              .cache = (int)CLAMP (get_int (object, "cache"), 0, 100),
                              .created = MAX (get_int (object, "created"), 1),
                              .updated = g_get_real_time (),

@@ -170,6 +170,34 @@ quire_format_mismatch (const qe_receipt *receipt)
     }
 }
 
+char *
+quire_format_why (QuireMessage *message)
+{
+  const QuireReply *reply = quire_message_get_reply (message);
+  const qe_receipt *r = &reply->receipt;
+  g_autofree char *at = quire_format_count ((guint64)MAX (r->first_mismatch, 0));
+
+  if (r->mismatch != QE_MISMATCH_EDITED || r->first_mismatch < 0)
+    return quire_format_mismatch (r);
+  switch (reply->cause)
+    {
+    case QUIRE_CAUSE_REGENERATED:
+      /* Translators: why tokens were read again, and from which token on. */
+      return g_strdup_printf (_ ("the reply was written anew, from token %s on"), at);
+    case QUIRE_CAUSE_EDITED:
+      return g_strdup_printf (_ ("you edited message %u, from token %s on"), reply->cause_at, at);
+    case QUIRE_CAUSE_FLIPPED:
+      return g_strdup_printf (_ ("another version is shown, from token %s on"), at);
+    case QUIRE_CAUSE_LEFT_OUT:
+      return g_strdup_printf (_ ("turns were left out or taken in, from token %s on"), at);
+    case QUIRE_CAUSE_SYSTEM:
+      return g_strdup_printf (_ ("the system prompt was changed, from token %s on"), at);
+    case QUIRE_CAUSE_NONE:
+    default:
+      return quire_format_mismatch (r);
+    }
+}
+
 /* @format: with one %s for the number; added when @n is not 0. */
 static void
 add_figure (GStrvBuilder *figures, const char *format, guint n)
@@ -194,7 +222,7 @@ quire_format_receipt_figures (QuireMessage *message)
   g_autofree char *speed = quire_format_speed (r->decode_tokens_per_s);
   g_autofree char *n_new = quire_format_count (r->n_new);
   g_autofree char *n_reused = quire_format_count (r->n_reused);
-  g_autofree char *mismatch = quire_format_mismatch (r);
+  g_autofree char *mismatch = quire_format_why (message);
 
   if (ending != NULL)
     g_strv_builder_add (figures, ending);
@@ -283,7 +311,7 @@ quire_format_receipt_table (QuireMessage *message)
 {
   const qe_receipt *r = &quire_message_get_reply (message)->receipt;
   g_autoptr (GStrvBuilder) rows = g_strv_builder_new ();
-  g_autofree char *mismatch = quire_format_mismatch (r);
+  g_autofree char *mismatch = quire_format_why (message);
 
   add_first_token (rows, quire_message_get_reply (message));
   if (r->mode != QE_CACHE_AUTO)

@@ -27,6 +27,8 @@ char **quire_format_receipt_figures (QuireMessage *message);
 char *quire_format_ending (QuireMessage *message);
 /* Why not all that the chat had computed was used, and from which token on; NULL when all was. */
 char *quire_format_mismatch (const qe_receipt *receipt);
+/* The same, in terms of what the user did. */
+char *quire_format_why (QuireMessage *message);
 /* (element-type utf8) label and value in turn, NULL-terminated: the receipt table. */
 char **quire_format_receipt_table (QuireMessage *message);
 

@@ -806,6 +806,30 @@ skip_code_span (const char *at)
   return at + n;
 }
 
+/* The line under a table's head: md4c wants three characters in each of its cells, models also write fewer. Returns: behind the
+ * line when it was such a one, and was appended. */
+static const char *
+append_delimiters (GString *out, const char *line)
+{
+  gsize n = strspn (line, "|:- \t"), n_cell = 0;
+
+  if (memchr (line, '|', n) == NULL || memchr (line, '-', n) == NULL
+      || (line[n] != '\n' && line[n] != '\0'))
+    return NULL;
+  for (gsize i = 0; i < n; i++)
+    {
+      gboolean dash = line[i] == '-';
+
+      g_string_append_c (out, line[i]);
+      n_cell = dash || line[i] == ':' ? n_cell + 1 : 0;
+      /* The run of dashes ends here. */
+      if (dash && line[i + 1] != '-')
+        for (; n_cell < 3; n_cell++)
+          g_string_append_c (out, '-');
+    }
+  return line + n;
+}
+
 char *
 quire_math_extract (const char *text, GPtrArray **formulas)
 {
@@ -818,7 +842,19 @@ quire_math_extract (const char *text, GPtrArray **formulas)
       const char *end = NULL;
 
       if (p == text || p[-1] == '\n')
-        end = skip_fence (p);
+        {
+          end = skip_fence (p);
+          if (end == NULL)
+            {
+              const char *after = append_delimiters (out, p);
+
+              if (after != NULL)
+                {
+                  p = after;
+                  continue;
+                }
+            }
+        }
       if (end == NULL && *p == '`')
         end = skip_code_span (p);
       if (end != NULL)

@@ -22,7 +22,7 @@ typedef struct
 } QuireFormula;
 
 /* @text with each formula that is not inside code replaced by QUIRE_MATH_OPEN, its number in decimal, QUIRE_MATH_CLOSE, so that
- * nothing in it is taken for Markdown. @formulas: set to (element-type QuireFormula), owned. Returns: owned. */
+ * nothing in it is taken for Markdown. Rows of dashes under a table's head are made long enough for md4c. @formulas: set to (element-type QuireFormula), owned. Returns: owned. */
 #define QUIRE_MATH_OPEN 0xf8f0
 #define QUIRE_MATH_CLOSE 0xf8f1
 char *quire_math_extract (const char *text, GPtrArray **formulas);

@@ -127,6 +127,13 @@ quire_message_set_saved (QuireMessage *self)
 }
 
 void
+quire_message_set_cause (QuireMessage *self, QuireCause cause, guint at)
+{
+  self->reply.cause = cause;
+  self->reply.cause_at = at;
+}
+
+void
 quire_message_set_shown (QuireMessage *self, gint64 now_us)
 {
   if (self->reply.shown_ms > 0)
@@ -297,6 +304,10 @@ quire_message_dup_receipt (QuireMessage *self)
       else
         json_builder_add_double_value (builder, *(const double *)field);
     }
+  json_builder_set_member_name (builder, "cause");
+  json_builder_add_int_value (builder, self->reply.cause);
+  json_builder_set_member_name (builder, "cause_at");
+  json_builder_add_int_value (builder, self->reply.cause_at);
   json_builder_set_member_name (builder, "saved_ms");
   json_builder_add_double_value (builder, self->reply.saved_ms);
   json_builder_set_member_name (builder, "shown_ms");
@@ -343,6 +354,10 @@ read_receipt (QuireMessage *self, const char *json)
       else
         *(double *)field = value > 0 ? value : 0;
     }
+  self->reply.cause = (QuireCause)CLAMP (
+      json_object_get_int_member_with_default (object, "cause", 0), 0, QUIRE_CAUSE_SYSTEM);
+  self->reply.cause_at = (guint)CLAMP (
+      json_object_get_int_member_with_default (object, "cause_at", 0), 0, G_MAXINT32);
   self->reply.saved_ms
       = MAX (json_object_get_double_member_with_default (object, "saved_ms", 0), 0);
   self->reply.shown_ms

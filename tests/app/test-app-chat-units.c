@@ -382,6 +382,72 @@ static void test_reading_words(void)
     g_assert_true(g_str_has_suffix(words, " s left"));
 }
 
+static void test_table_lines(void)
+{
+    static const struct {
+        const char *text, *out;
+    } cases[] = {
+        {"|a|b|\n|-|:-:|\n|1|2|", "|a|b|\n|---|:--:|\n|1|2|"},
+        {"a | b\n--|--:\n", "a | b\n---|---:\n"},
+        {"|---|\n", "|---|\n"},
+        {"```\n|-|-|\n```", "```\n|-|-|\n```"},
+        {"- a\n--\n- | b", "- a\n--\n- | b"},
+    };
+
+    for (gsize i = 0; i < G_N_ELEMENTS(cases); i++) {
+        g_autoptr(GPtrArray) none = NULL;
+        g_autofree char *out = quire_math_extract(cases[i].text, &none);
+
+        g_assert_cmpstr(out, ==, cases[i].out);
+    }
+}
+
+/* What the user did is said, where it was that; it is kept with the receipt, and a chat's settings with its JSON. */
+static void test_why(void)
+{
+    static const struct {
+        QuireCause cause;
+        const char *words;
+    } cases[] = {
+        {QUIRE_CAUSE_NONE, "the chat was changed at token 412"},
+        {QUIRE_CAUSE_REGENERATED, "the reply was written anew, from token 412 on"},
+        {QUIRE_CAUSE_EDITED, "you edited message 3, from token 412 on"},
+        {QUIRE_CAUSE_FLIPPED, "another version is shown, from token 412 on"},
+        {QUIRE_CAUSE_LEFT_OUT, "turns were left out or taken in, from token 412 on"},
+        {QUIRE_CAUSE_SYSTEM, "the system prompt was changed, from token 412 on"},
+    };
+
+    for (gsize i = 0; i < G_N_ELEMENTS(cases); i++) {
+        g_autoptr(QuireMessage) message = quire_message_new(QE_ROLE_ASSISTANT, "a");
+        g_autoptr(QuireMessage) again = NULL;
+        qe_update update = {.state = QE_REQUEST_DONE, .finish = QE_FINISH_STOP, .text = (char *)""};
+        g_autofree char *words = NULL, *json = NULL;
+
+        update.receipt = (qe_receipt){.n_prompt = 500, .first_mismatch = 412, .mismatch = QE_MISMATCH_EDITED};
+        quire_message_set_cause(message, cases[i].cause, 3);
+        quire_message_apply(message, &update);
+        json = quire_message_dup_receipt(message);
+        again = quire_message_new_stored(QE_ROLE_ASSISTANT, QUIRE_REPLY_DONE, "a", 1, 1, json);
+        words = quire_format_why(again);
+        g_assert_cmpstr(words, ==, cases[i].words);
+    }
+    {
+        g_autoptr(GPtrArray) messages =
+            g_ptr_array_new_with_free_func((GDestroyNotify)quire_stored_message_free),
+                             read = NULL;
+        QuireStoredChat chat = {.id = (char *)"a", .sampling = (char *)"{\"left_out\": 2}", .leaf = 1};
+        QuireStoredChat imported = {0};
+        g_autofree char *json = NULL;
+
+        g_ptr_array_add(messages, quire_stored_message_new(1, 0, QE_ROLE_USER, 4, "x", 1));
+        json = quire_export_json(&chat, messages);
+        read = quire_import_json(json, -1, &imported, NULL);
+        g_assert_nonnull(read);
+        g_assert_cmpstr(imported.sampling, ==, "{\"left_out\": 2}");
+        quire_stored_chat_clear(&imported);
+    }
+}
+
 /* ---- Presets ---- */
 
 static void test_presets(void)
@@ -523,6 +589,8 @@ int main(int argc, char **argv)
     g_test_add_func("/app/chat/pace", test_pace);
     g_test_add_func("/app/chat/sentences", test_sentences);
     g_test_add_func("/app/chat/reading-words", test_reading_words);
+    g_test_add_func("/app/chat/table-lines", test_table_lines);
+    g_test_add_func("/app/chat/why", test_why);
     g_test_add_func("/app/chat/presets", test_presets);
     g_test_add_func("/app/chat/context-limit", test_context_limit);
     g_test_add_func("/app/chat/context-room", test_context_room);

@@ -6,6 +6,7 @@
 #include "app/quire-aside.h"
 #include "app/quire-chat-settings-window.h"
 #include "app/quire-chips.h"
+#include "app/quire-format.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-markdown.h"
 #include "app/quire-message-row.h"
@@ -436,6 +437,11 @@ static void test_chat_settings(void)
     /* The prompt comes first: all was read again. */
     g_assert_cmpuint(receipt()->n_new, >, n_before);
     g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_EDITED);
+    {
+        g_autofree char *why = quire_format_why(quire_conversation_get_last_reply(conversation()));
+
+        g_assert_true(g_str_has_prefix(why, "the system prompt was changed, from token "));
+    }
     wait_ms(300);
     screenshot("chat-8-system.png");
 
@@ -529,6 +535,15 @@ static void test_attach(void)
         g_signal_emit_by_name(chips_of(GTK_WIDGET(composer())), "removed", 1);
         wait_for("one chip", has_n_files, GUINT_TO_POINTER(1));
         g_file_delete(other, NULL, NULL);
+        /* Copied files are pasted as files. */
+        list.data = notes;
+        files = gdk_file_list_new_from_list(&list);
+        gdk_clipboard_set(gtk_widget_get_clipboard(GTK_WIDGET(window)), GDK_TYPE_FILE_LIST, files);
+        g_boxed_free(GDK_TYPE_FILE_LIST, files);
+        key("ctrl+v");
+        wait_for("the pasted file", has_n_files, GUINT_TO_POINTER(2));
+        g_signal_emit_by_name(chips_of(GTK_WIDGET(composer())), "removed", 1);
+        wait_for("one chip", has_n_files, GUINT_TO_POINTER(1));
     }
     g_assert_cmpuint(
         ((QuireAttachment *)g_ptr_array_index(quire_composer_get_attachments(composer()), 0))->n_tokens, >,
