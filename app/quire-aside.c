@@ -43,9 +43,12 @@ drop_fork (QuireAside *self)
 static void
 end (QuireAside *self, const char *text, const qe_receipt *receipt)
 {
+  /* The text is @self's, which may go in the call. */
+  g_autofree char *copy = g_strdup (text);
+
   drop_fork (self);
   self->state = OVER;
-  self->done (text, receipt, self->user_data);
+  self->done (copy, receipt, self->user_data);
 }
 
 static gboolean

@@ -13,6 +13,7 @@ typedef struct
   guint32 max_tokens;
   qe_thinking thinking;
   gboolean auto_title; /* the model may name the conversation after its first reply */
+  gint64 asked_us;     /* g_get_monotonic_time() of the key or click; 0: now */
 } QuireTurnSettings;
 
 typedef struct

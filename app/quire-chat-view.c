@@ -11,8 +11,10 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-announcer.h"
 #include "app/quire-chat-settings-window.h"
 #include "app/quire-compare-window.h"
+#include "app/quire-find-bar.h"
 #include "app/quire-message-row.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
@@ -43,6 +45,8 @@ struct _QuireChatView
   GtkLabel *system_label;
   GtkWidget *rows;
   GtkWidget *jump;
+  QuireAnnouncer *announcer;
+  QuireFindBar *find_bar;
   QuireComposer *composer;
 
   guint tick_id, timer_id, follow_id, draft_id;
@@ -63,6 +67,18 @@ cancel_pump (QuireChatView *self)
   g_clear_handle_id (&self->timer_id, g_source_remove);
 }
 
+/* Takes what is new, and says it where this chat is what the user is at. */
+static void
+pump (QuireChatView *self)
+{
+  QuireMessage *reply;
+
+  quire_conversation_pump (self->conversation);
+  reply = quire_conversation_get_last_reply (self->conversation);
+  if (reply != NULL && gtk_widget_get_mapped (GTK_WIDGET (self)))
+    quire_announcer_follow (self->announcer, reply);
+}
+
 static gboolean
 tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
 {
@@ -70,7 +86,7 @@ tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
 
   self->tick_id = 0;
   g_clear_handle_id (&self->timer_id, g_source_remove);
-  quire_conversation_pump (self->conversation);
+  pump (self);
   return G_SOURCE_REMOVE;
 }
 
@@ -81,7 +97,7 @@ timer_cb (gpointer user_data)
 
   self->timer_id = 0;
   cancel_pump (self);
-  quire_conversation_pump (self->conversation);
+  pump (self);
   return G_SOURCE_REMOVE;
 }
 
@@ -273,6 +289,7 @@ begin_turn (QuireChatView *self, QuireTurnSettings *settings)
   quire_settings_get_turn (quire_engine_client_get_status (client)->model, settings);
   quire_conversation_get_settings (self->conversation, &own);
   quire_chat_settings_apply (&own, settings);
+  settings->asked_us = quire_composer_get_asked_us (self->composer);
   self->stick = TRUE;
   return TRUE;
 }
@@ -457,6 +474,30 @@ settings_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 }
 
 static void
+find_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_find_bar_open (QUIRE_CHAT_VIEW (user_data)->find_bar);
+}
+
+static void
+find_next_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_find_bar_step (QUIRE_CHAT_VIEW (user_data)->find_bar, 1);
+}
+
+static void
+find_previous_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_find_bar_step (QUIRE_CHAT_VIEW (user_data)->find_bar, -1);
+}
+
+static void
+attach_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_composer_choose_files (QUIRE_CHAT_VIEW (user_data)->composer);
+}
+
+static void
 take_in_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
   quire_conversation_leave_out (QUIRE_CHAT_VIEW (user_data)->conversation, 0, 0);
@@ -594,10 +635,9 @@ get_buffer (QuireChatView *self)
 void
 quire_chat_view_save_draft (QuireChatView *self)
 {
-  g_autofree char *text = NULL;
+  g_autofree char *text = quire_composer_dup_text (self->composer);
 
   g_clear_handle_id (&self->draft_id, g_source_remove);
-  g_object_get (get_buffer (self), "text", &text, NULL);
   quire_conversation_set_draft (self->conversation, text);
 }
 
@@ -622,7 +662,8 @@ gboolean
 quire_chat_view_is_untouched (QuireChatView *self)
 {
   return g_list_model_get_n_items (G_LIST_MODEL (self->conversation)) == 0
-         && gtk_text_buffer_get_char_count (get_buffer (self)) == 0;
+         && gtk_text_buffer_get_char_count (get_buffer (self)) == 0
+         && quire_composer_get_attachments (self->composer)->len == 0;
 }
 
 /* ---- Building ---- */
@@ -731,13 +772,34 @@ transcript_new (QuireChatView *self)
                            G_CONNECT_SWAPPED);
   gtk_overlay_set_child (GTK_OVERLAY (overlay), self->scrolled);
   gtk_overlay_add_overlay (GTK_OVERLAY (overlay), jump_new (self));
+  self->announcer = QUIRE_ANNOUNCER (quire_announcer_new ());
+  gtk_widget_set_halign (GTK_WIDGET (self->announcer), GTK_ALIGN_START);
+  gtk_widget_set_valign (GTK_WIDGET (self->announcer), GTK_ALIGN_END);
+  gtk_overlay_add_overlay (GTK_OVERLAY (overlay), GTK_WIDGET (self->announcer));
   return overlay;
+}
+
+static void
+refused_cb (QuireChatView *self, const char *why)
+{
+  g_autofree char *escaped = g_markup_escape_text (why, -1);
+
+  quire_chat_view_add_toast (self, adw_toast_new (escaped));
+}
+
+/* Files may be dropped anywhere on the chat. */
+static gboolean
+drop_cb (GtkDropTarget *target, const GValue *value, double x, double y, gpointer user_data)
+{
+  quire_composer_attach_list (QUIRE_CHAT_VIEW (user_data)->composer, g_value_get_boxed (value));
+  return TRUE;
 }
 
 static void
 build (QuireChatView *self)
 {
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+  GtkDropTarget *drop;
 
   self->status_page = adw_status_page_new ();
   gtk_widget_add_css_class (self->status_page, "compact");
@@ -753,13 +815,21 @@ build (QuireChatView *self)
   adw_toast_overlay_set_child (self->toasts, self->stack);
   gtk_widget_set_vexpand (GTK_WIDGET (self->toasts), TRUE);
   gtk_box_append (GTK_BOX (self), model_bar_new (self));
+  self->find_bar
+      = QUIRE_FIND_BAR (quire_find_bar_new (self->rows, GTK_SCROLLED_WINDOW (self->scrolled)));
+  g_signal_connect_swapped (self->find_bar, "closed", G_CALLBACK (gtk_widget_grab_focus), self);
+  gtk_box_append (GTK_BOX (self), clamp_new (GTK_WIDGET (self->find_bar)));
   gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->toasts));
 
   self->composer = QUIRE_COMPOSER (quire_composer_new (self->conversation));
   g_signal_connect_swapped (self->composer, "send", G_CALLBACK (quire_chat_view_send), self);
   g_signal_connect_swapped (self->composer, "stop", G_CALLBACK (quire_conversation_stop),
                             self->conversation);
+  g_signal_connect_swapped (self->composer, "refused", G_CALLBACK (refused_cb), self);
   gtk_box_append (GTK_BOX (self), clamp_new (GTK_WIDGET (self->composer)));
+  drop = gtk_drop_target_new (GDK_TYPE_FILE_LIST, GDK_ACTION_COPY);
+  g_signal_connect (drop, "drop", G_CALLBACK (drop_cb), self);
+  gtk_widget_add_controller (GTK_WIDGET (self), GTK_EVENT_CONTROLLER (drop));
 
   g_signal_connect_object (self->conversation, "items-changed", G_CALLBACK (items_changed_cb), self,
                            G_CONNECT_SWAPPED);
@@ -787,8 +857,10 @@ build (QuireChatView *self)
         = quire_history_item_get (quire_conversation_get_item (self->conversation))->draft;
 
     if (draft != NULL)
-      gtk_text_buffer_set_text (get_buffer (self), draft, -1);
+      quire_composer_set_text (self->composer, draft);
     g_signal_connect_object (get_buffer (self), "changed", G_CALLBACK (draft_changed_cb), self,
+                             G_CONNECT_SWAPPED);
+    g_signal_connect_object (self->composer, "attached", G_CALLBACK (draft_changed_cb), self,
                              G_CONNECT_SWAPPED);
   }
   settings_changed_cb (self);
@@ -812,6 +884,41 @@ GActionGroup *
 quire_chat_view_get_actions (QuireChatView *self)
 {
   return G_ACTION_GROUP (self->actions);
+}
+
+QuireFindBar *
+quire_chat_view_get_find_bar (QuireChatView *self)
+{
+  return self->find_bar;
+}
+
+gboolean
+quire_chat_view_close_find (QuireChatView *self)
+{
+  if (!quire_find_bar_is_open (self->find_bar))
+    return FALSE;
+  quire_find_bar_close (self->find_bar);
+  return TRUE;
+}
+
+GtkWidget *
+quire_chat_view_get_transcript (QuireChatView *self)
+{
+  return self->scrolled;
+}
+
+gboolean
+quire_chat_view_focus_transcript (QuireChatView *self)
+{
+  GtkWidget *last = gtk_widget_get_last_child (self->rows);
+
+  return last != NULL && gtk_widget_child_focus (last, GTK_DIR_TAB_FORWARD);
+}
+
+QuireAnnouncer *
+quire_chat_view_get_announcer (QuireChatView *self)
+{
+  return self->announcer;
 }
 
 GtkAdjustment *
@@ -870,6 +977,10 @@ quire_chat_view_init (QuireChatView *self)
     { "compare-modes", compare_modes_cb, NULL, NULL, NULL, { 0 } },
     { "make-room", make_room_cb, NULL, NULL, NULL, { 0 } },
     { "take-in", take_in_cb, NULL, NULL, NULL, { 0 } },
+    { "find", find_cb, NULL, NULL, NULL, { 0 } },
+    { "find-next", find_next_cb, NULL, NULL, NULL, { 0 } },
+    { "find-previous", find_previous_cb, NULL, NULL, NULL, { 0 } },
+    { "attach", attach_cb, NULL, NULL, NULL, { 0 } },
     { "settings", settings_cb, NULL, NULL, NULL, { 0 } },
   };
 

@@ -1,8 +1,10 @@
 /* quire-chat-view.h: one chat in a tab: transcript, jump button, composer. */
 #pragma once
 #include <adwaita.h>
+#include "app/quire-announcer.h"
 #include "app/quire-composer.h"
 #include "app/quire-conversation.h"
+#include "app/quire-find-bar.h"
 
 G_BEGIN_DECLS
 
@@ -17,6 +19,14 @@ QuireComposer *quire_chat_view_get_composer (QuireChatView *self);
 GActionGroup *quire_chat_view_get_actions (QuireChatView *self);
 /* Its vertical scrolling, for tests. */
 GtkAdjustment *quire_chat_view_get_adjustment (QuireChatView *self);
+QuireFindBar *quire_chat_view_get_find_bar (QuireChatView *self);
+/* FALSE when it was closed already. */
+gboolean quire_chat_view_close_find (QuireChatView *self);
+/* What scrolls the messages. Borrowed. */
+GtkWidget *quire_chat_view_get_transcript (QuireChatView *self);
+/* To the last message. FALSE when there is nothing to focus. */
+gboolean quire_chat_view_focus_transcript (QuireChatView *self);
+QuireAnnouncer *quire_chat_view_get_announcer (QuireChatView *self);
 void quire_chat_view_add_toast (QuireChatView *self, AdwToast *toast);
 /* Writes the draft down now; else it is done a second after the last key. */
 void quire_chat_view_save_draft (QuireChatView *self);

@@ -5,6 +5,7 @@
  * CSS: contextring > menubutton > button > box > ring, image, label. */
 #include "app/quire-context-ring.h"
 
+#include <adwaita.h>
 #include <glib/gi18n.h>
 #include <math.h>
 
@@ -300,6 +301,7 @@ static void
 quire_context_ring_init (QuireContextRing *self)
 {
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *text = gtk_label_new (NULL);
+  GtkWidget *squeezer;
 
   self->button = gtk_menu_button_new ();
   self->ring = g_object_new (QUIRE_TYPE_RING, NULL);
@@ -310,7 +312,12 @@ quire_context_ring_init (QuireContextRing *self)
   gtk_widget_add_css_class (text, "numeric");
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->ring));
   gtk_box_append (GTK_BOX (box), self->icon);
-  gtk_box_append (GTK_BOX (box), text);
+  /* Where there is no room for the words, the ring and its icon stay. */
+  squeezer = adw_squeezer_new ();
+  adw_squeezer_set_homogeneous (ADW_SQUEEZER (squeezer), FALSE);
+  adw_squeezer_set_allow_none (ADW_SQUEEZER (squeezer), TRUE);
+  adw_squeezer_add (ADW_SQUEEZER (squeezer), text);
+  gtk_box_append (GTK_BOX (box), squeezer);
   gtk_menu_button_set_child (GTK_MENU_BUTTON (self->button), box);
   gtk_widget_add_css_class (self->button, "flat");
   gtk_menu_button_set_direction (GTK_MENU_BUTTON (self->button), GTK_ARROW_UP);

@@ -8,7 +8,10 @@
  * 4. The engine is asked for a reply only after the user's message is on the disk, or is known not to get there. */
 #include "app/quire-conversation.h"
 
+#include <string.h>
+
 #include "app/quire-aside.h"
+#include "app/quire-attachment.h"
 #include "app/quire-settings.h"
 #include "app/quire-title.h"
 #include "app/quire-tree.h"
@@ -35,6 +38,8 @@ struct _QuireConversation
   qe_session_id session;
   gboolean in_step;
   qe_request *request;
+  QuireCause cause; /* why the next turn will not go on from all that is there */
+  guint cause_at;
 
   gboolean saving, stop_asked; /* the turn is on its way to the disk; the user stopped it there */
   QuireTurnSettings settings;  /* of that turn, as the two below */
@@ -154,6 +159,16 @@ GPtrArray *
 quire_conversation_get_nodes (QuireConversation *self)
 {
   return quire_tree_get_nodes (self->tree);
+}
+
+/* Of several, the first in the prompt is the one that costs. */
+static void
+add_cause (QuireConversation *self, QuireCause cause, guint at)
+{
+  if (cause < self->cause)
+    return;
+  self->cause = cause;
+  self->cause_at = at;
 }
 
 static QuireMessage *
@@ -293,6 +308,7 @@ quire_conversation_set_system (QuireConversation *self, const char *system)
   g_free (stored (self)->system);
   stored (self)->system = g_strdup (wanted);
   self->in_step = FALSE;
+  add_cause (self, QUIRE_CAUSE_SYSTEM, 0);
   save_item (self);
   g_signal_emit (self, signals[SETTINGS_CHANGED], 0);
 }
@@ -422,6 +438,7 @@ quire_conversation_leave_out (QuireConversation *self, guint n, guint n_context)
   settings.n_context = n_context;
   settings.n_context_at = stored (self)->leaf;
   self->in_step = FALSE;
+  add_cause (self, QUIRE_CAUSE_LEFT_OUT, 0);
   keep_settings (self, &settings);
   return TRUE;
 }
@@ -659,6 +676,9 @@ ask (QuireConversation *self)
       params.max_tokens = self->settings.max_tokens;
       params.thinking = self->settings.thinking;
       prompt = collect_prompt (self, &params);
+      quire_message_set_saved (reply);
+      quire_message_set_cause (reply, self->cause, self->cause_at);
+      self->cause = QUIRE_CAUSE_NONE;
       self->request = quire_engine_client_generate (self->client, &params, &error);
     }
 
@@ -709,6 +729,8 @@ begin_turn (QuireConversation *self, guint n_new, AskKind kind, guint keep,
   self->stop_asked = FALSE;
   chat->updated = g_get_real_time ();
   chat->leaf = quire_message_get_seq (nth (self, n - 1));
+  if (settings->asked_us != 0)
+    quire_message_set_began (nth (self, n - 1), settings->asked_us);
   record_model (self);
   if (self->history == NULL)
     ask (self);
@@ -754,7 +776,14 @@ quire_conversation_send (QuireConversation *self, const char *text,
 
   if (stored (self)->title_source == QUIRE_TITLE_NONE)
     {
-      g_autofree char *title = quire_title_from_text (text);
+      const char *written;
+      gsize n_written;
+      g_autoptr (GPtrArray) files
+          = quire_attachments_split (text, strlen (text), &written, &n_written);
+      gboolean blank = written[strspn (written, " \t\n")] == '\0';
+      g_autofree char *title = quire_title_from_text (
+          blank && files->len > 0 ? ((QuireAttachment *)g_ptr_array_index (files, 0))->name
+                                  : written);
 
       quire_history_item_set_title (self->item, title, QUIRE_TITLE_WORDS);
     }
@@ -791,6 +820,7 @@ quire_conversation_regenerate (QuireConversation *self, const QuireTurnSettings 
       quire_tree_replace (self->tree, old, again);
     }
   g_list_model_items_changed (G_LIST_MODEL (self), n - 1, 1, 1);
+  add_cause (self, QUIRE_CAUSE_REGENERATED, 0);
   begin_turn (self, 1, ASK_NEW, history->len, settings);
   return TRUE;
 }
@@ -827,6 +857,7 @@ quire_conversation_edit (QuireConversation *self, QuireMessage *message, const c
   add_message (self, QE_ROLE_USER, text);
   add_message (self, QE_ROLE_ASSISTANT, "");
   g_list_model_items_changed (G_LIST_MODEL (self), at, n - at, 2);
+  add_cause (self, QUIRE_CAUSE_EDITED, at + 1);
   begin_turn (self, 2, ASK_NEW, history->len, settings);
   return TRUE;
 }
@@ -840,6 +871,7 @@ quire_conversation_flip (QuireConversation *self, QuireMessage *message, int by)
     return FALSE;
   n_new = quire_tree_get_path (self->tree)->len;
   self->in_step = FALSE;
+  add_cause (self, QUIRE_CAUSE_FLIPPED, 0);
   stored (self)->leaf = quire_message_get_seq (nth (self, n_new - 1));
   g_list_model_items_changed (G_LIST_MODEL (self), at, n - at, n_new - at);
   save_item (self);

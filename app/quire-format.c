@@ -49,6 +49,38 @@ quire_format_bytes (guint64 bytes)
   return g_format_size_full (bytes, G_FORMAT_SIZE_IEC_UNITS);
 }
 
+/* With the seconds that are left, once that can be told. */
+static char *
+format_reading (const QuireReply *reply)
+{
+  gint64 elapsed_us = g_get_monotonic_time () - reply->reading_us;
+  guint n_read = reply->n_prompt_done - MIN (reply->n_read_at, reply->n_prompt_done);
+  const qe_receipt *r = &reply->receipt;
+  g_autofree char *done = quire_format_count (reply->n_prompt_done);
+  g_autofree char *all = quire_format_count (reply->n_prompt);
+  guint s;
+
+  if (n_read == 0 && r->n_restored_host + r->n_restored_disk > 0)
+    {
+      g_autofree char *n = quire_format_count (r->n_restored_host + r->n_restored_disk);
+
+      return r->n_restored_disk > 0
+                 /* Translators: tokens whose pages come back from a slower tier. */
+                 ? g_strdup_printf (_ ("Bringing back %s tokens from disk"), n)
+                 : g_strdup_printf (_ ("Bringing back %s tokens from host memory"), n);
+    }
+  if (elapsed_us < QUIRE_READING_SLOW_US || n_read == 0 || reply->reading_us == 0)
+    /* Translators: tokens of the prompt that the model has read so far, and all of them. */
+    return g_strdup_printf (_ ("Reading %s of %s tokens"), done, all);
+  s = (guint)((double)(reply->n_prompt - MIN (reply->n_prompt_done, reply->n_prompt)) * elapsed_us
+                  / n_read / G_USEC_PER_SEC
+              + 0.999);
+  /* Translators: as above, then the seconds that are left. */
+  return g_strdup_printf (
+      ngettext ("Reading %s of %s tokens · %u s left", "Reading %s of %s tokens · %u s left", s),
+      done, all, s);
+}
+
 char *
 quire_format_progress (QuireMessage *message)
 {
@@ -62,13 +94,8 @@ quire_format_progress (QuireMessage *message)
             ngettext ("Queued (%u before)", "Queued (%u before)", reply->n_before),
             reply->n_before);
       return g_strdup (_ ("Queued"));
-      case QUIRE_REPLY_READING: {
-        g_autofree char *done = quire_format_count (reply->n_prompt_done);
-        g_autofree char *all = quire_format_count (reply->n_prompt);
-
-        /* Translators: tokens of the prompt that the model has read so far, and all of them. */
-        return g_strdup_printf (_ ("Reading %s of %s tokens"), done, all);
-      }
+    case QUIRE_REPLY_READING:
+      return format_reading (reply);
     case QUIRE_REPLY_WRITING:
       if (reply->receipt.decode_tokens_per_s > 0)
         return quire_format_speed (reply->receipt.decode_tokens_per_s);
@@ -143,6 +170,34 @@ quire_format_mismatch (const qe_receipt *receipt)
     }
 }
 
+char *
+quire_format_why (QuireMessage *message)
+{
+  const QuireReply *reply = quire_message_get_reply (message);
+  const qe_receipt *r = &reply->receipt;
+  g_autofree char *at = quire_format_count ((guint64)MAX (r->first_mismatch, 0));
+
+  if (r->mismatch != QE_MISMATCH_EDITED || r->first_mismatch < 0)
+    return quire_format_mismatch (r);
+  switch (reply->cause)
+    {
+    case QUIRE_CAUSE_REGENERATED:
+      /* Translators: why tokens were read again, and from which token on. */
+      return g_strdup_printf (_ ("the reply was written anew, from token %s on"), at);
+    case QUIRE_CAUSE_EDITED:
+      return g_strdup_printf (_ ("you edited message %u, from token %s on"), reply->cause_at, at);
+    case QUIRE_CAUSE_FLIPPED:
+      return g_strdup_printf (_ ("another version is shown, from token %s on"), at);
+    case QUIRE_CAUSE_LEFT_OUT:
+      return g_strdup_printf (_ ("turns were left out or taken in, from token %s on"), at);
+    case QUIRE_CAUSE_SYSTEM:
+      return g_strdup_printf (_ ("the system prompt was changed, from token %s on"), at);
+    case QUIRE_CAUSE_NONE:
+    default:
+      return quire_format_mismatch (r);
+    }
+}
+
 /* @format: with one %s for the number; added when @n is not 0. */
 static void
 add_figure (GStrvBuilder *figures, const char *format, guint n)
@@ -167,7 +222,7 @@ quire_format_receipt_figures (QuireMessage *message)
   g_autofree char *speed = quire_format_speed (r->decode_tokens_per_s);
   g_autofree char *n_new = quire_format_count (r->n_new);
   g_autofree char *n_reused = quire_format_count (r->n_reused);
-  g_autofree char *mismatch = quire_format_mismatch (r);
+  g_autofree char *mismatch = quire_format_why (message);
 
   if (ending != NULL)
     g_strv_builder_add (figures, ending);
@@ -230,15 +285,35 @@ add_row (GStrvBuilder *rows, const char *label, char *value)
   g_free (value);
 }
 
+/* The way to the first word, step by step. The engine's clock begins when it is asked, the screen's with the key. */
+static void
+add_first_token (GStrvBuilder *rows, const QuireReply *reply)
+{
+  const qe_receipt *r = &reply->receipt;
+  double decode_ms = r->first_token_ms - r->queue_ms - r->restore_ms - r->prefill_ms;
+  double paint_ms = reply->shown_ms - reply->saved_ms - r->first_token_ms;
+
+  if (reply->shown_ms > 0)
+    add_row (rows, _ ("First word on the screen, from the key"), quire_format_ms (reply->shown_ms));
+  if (reply->saved_ms > 0)
+    add_row (rows, _ ("Saving your message"), quire_format_ms (reply->saved_ms));
+  add_row (rows, _ ("First token after"), quire_format_ms (r->first_token_ms));
+  add_row (rows, _ ("Waited in the queue"), quire_format_ms (r->queue_ms));
+  add_row (rows, _ ("Reading took"), quire_format_ms (r->prefill_ms));
+  if (r->n_generated > 0 && decode_ms >= 0.5)
+    add_row (rows, _ ("First word took"), quire_format_ms (decode_ms));
+  if (reply->shown_ms > 0 && paint_ms >= 0)
+    add_row (rows, _ ("Painting took"), quire_format_ms (paint_ms));
+}
+
 char **
 quire_format_receipt_table (QuireMessage *message)
 {
   const qe_receipt *r = &quire_message_get_reply (message)->receipt;
   g_autoptr (GStrvBuilder) rows = g_strv_builder_new ();
-  g_autofree char *mismatch = quire_format_mismatch (r);
+  g_autofree char *mismatch = quire_format_why (message);
 
-  add_row (rows, _ ("First token after"), quire_format_ms (r->first_token_ms));
-  add_row (rows, _ ("Waited in the queue"), quire_format_ms (r->queue_ms));
+  add_first_token (rows, quire_message_get_reply (message));
   if (r->mode != QE_CACHE_AUTO)
     add_row (rows, _ ("Cache mode"), g_strdup (quire_cache_mode_get_title (r->mode)));
   add_row (rows, _ ("Prompt tokens"), quire_format_count (r->n_prompt));
@@ -264,7 +339,6 @@ quire_format_receipt_table (QuireMessage *message)
     add_row (rows, _ ("Differs from token"), quire_format_count ((guint64)r->first_mismatch));
   if (mismatch != NULL)
     add_row (rows, _ ("Why not all was reused"), g_steal_pointer (&mismatch));
-  add_row (rows, _ ("Reading took"), quire_format_ms (r->prefill_ms));
   if (r->prefill_tokens_per_s > 0)
     add_row (rows, _ ("Reading speed"), quire_format_speed (r->prefill_tokens_per_s));
   add_row (rows, _ ("Tokens written"), quire_format_count (r->n_generated));

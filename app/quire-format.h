@@ -4,6 +4,9 @@
 
 G_BEGIN_DECLS
 
+/* Reading that takes longer than this has a bar, and says what is left. */
+#define QUIRE_READING_SLOW_US (400 * 1000)
+
 /* "0.14 s", "12 ms", "1 min 5 s". Returns: owned, as all below. */
 char *quire_format_ms (double ms);
 /* "96 tok/s", "4.2 tok/s". */
@@ -24,6 +27,8 @@ char **quire_format_receipt_figures (QuireMessage *message);
 char *quire_format_ending (QuireMessage *message);
 /* Why not all that the chat had computed was used, and from which token on; NULL when all was. */
 char *quire_format_mismatch (const qe_receipt *receipt);
+/* The same, in terms of what the user did. */
+char *quire_format_why (QuireMessage *message);
 /* (element-type utf8) label and value in turn, NULL-terminated: the receipt table. */
 char **quire_format_receipt_table (QuireMessage *message);
 

@@ -35,10 +35,10 @@ activate_link_cb (GtkLabel *label, const char *uri, gpointer user_data)
 }
 
 static GtkWidget *
-text_label_new (void)
+text_label_new (GtkAccessibleRole role)
 {
   g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
-  GtkWidget *label = gtk_label_new (NULL);
+  GtkWidget *label = g_object_new (GTK_TYPE_LABEL, "accessible-role", role, NULL);
 
   /* A hyphen where a long word or address breaks would look like part of it. */
   pango_attr_list_insert (attributes, pango_attr_insert_hyphens_new (FALSE));
@@ -59,6 +59,15 @@ static void
 set_markup (GtkWidget *label, const char *markup)
 {
   gtk_label_set_markup (GTK_LABEL (label), markup);
+}
+
+/* Its source is its name: that is what can be read out. */
+static void
+set_formula (GtkWidget *label, const QuireBlock *block)
+{
+  set_markup (label, block->markup);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (label), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  block->text, -1);
 }
 
 static GtkWidget *
@@ -111,8 +120,14 @@ content_new (const QuireBlock *block)
       gtk_widget_set_hexpand (widget, TRUE);
       gtk_widget_set_valign (widget, GTK_ALIGN_CENTER);
       return widget;
+    case QUIRE_BLOCK_MATH:
+      widget = text_label_new (GTK_ACCESSIBLE_ROLE_MATH);
+      gtk_widget_add_css_class (widget, "math");
+      gtk_label_set_xalign (GTK_LABEL (widget), 0.5);
+      set_formula (widget, block);
+      return widget;
     default:
-      widget = text_label_new ();
+      widget = text_label_new (GTK_ACCESSIBLE_ROLE_LABEL);
       if (block->kind == QUIRE_BLOCK_HEADING)
         gtk_widget_add_css_class (widget, heading_classes[CLAMP (block->level, 1, 6) - 1]);
       set_markup (widget, block->markup);
@@ -166,6 +181,9 @@ row_update (GtkWidget *row, const QuireBlock *old, const QuireBlock *new)
       gtk_box_append (GTK_BOX (row), table_new (new));
       return TRUE;
     case QUIRE_BLOCK_RULE:
+      return TRUE;
+    case QUIRE_BLOCK_MATH:
+      set_formula (content, new);
       return TRUE;
     default:
       set_markup (content, new->markup);

@@ -7,6 +7,8 @@
 #include <md4c.h>
 #include <string.h>
 
+#include "app/quire-math.h"
+
 typedef struct
 {
   gboolean ordered;
@@ -25,7 +27,10 @@ typedef struct
   gboolean in_code; /* a code block */
   gboolean open;    /* inline text that belongs to a block not yet emitted */
   QuireBlock *table;
-  GArray *spans; /* MD_SPANTYPE of those that are open in the markup */
+  GArray *spans;               /* MD_SPANTYPE of those that are open in the markup */
+  GPtrArray *formulas;         /* (element-type QuireFormula) */
+  const QuireFormula *display; /* the block began with it, and its markup ends at display_end */
+  gsize display_end;
 } Parser;
 
 static QuireBlock *
@@ -80,6 +85,7 @@ take_markup (Parser *p)
   markup = g_strdup (p->inline_markup->str);
   g_string_truncate (p->inline_markup, 0);
   p->open = FALSE;
+  p->display = NULL;
   return markup;
 }
 
@@ -235,7 +241,13 @@ on_leave_block (MD_BLOCKTYPE type, void *detail, void *user_data)
       g_ptr_array_add (p->table->cells, take_markup (p));
       break;
     case MD_BLOCK_P:
-      block = add_block (p, QUIRE_BLOCK_TEXT);
+      if (p->display != NULL && p->display_end == p->inline_markup->len)
+        {
+          block = add_block (p, QUIRE_BLOCK_MATH);
+          block->text = g_strdup (p->display->tex);
+        }
+      else
+        block = add_block (p, QUIRE_BLOCK_TEXT);
       block->markup = take_markup (p);
       break;
     case MD_BLOCK_H:
@@ -343,11 +355,69 @@ append_entity (GString *markup, const char *entity, gsize n)
     }
 }
 
+static void
+append_formula (Parser *p, const QuireFormula *formula)
+{
+  g_autofree char *markup = quire_math_to_markup (formula->tex, strlen (formula->tex));
+  gboolean first = p->inline_markup->len == 0 && formula->display;
+
+  if (markup != NULL)
+    g_string_append (p->inline_markup, markup);
+  else
+    {
+      /* Its source, as it was written. */
+      g_autofree char *source
+          = g_strdup_printf (formula->display ? "$$%s$$" : "$%s$", formula->tex);
+      g_autofree char *escaped = g_markup_escape_text (source, -1);
+
+      g_string_append_printf (p->inline_markup, "<tt>%s</tt>", escaped);
+    }
+  if (first)
+    {
+      p->display = formula;
+      p->display_end = p->inline_markup->len;
+    }
+}
+
+/* Text in which formulas are marks, see quire_math_extract(). */
+static void
+append_text (Parser *p, const char *text, gsize size)
+{
+  const char *end = text + size, *begin = text;
+
+  for (const char *at = text; at < end; at = g_utf8_next_char (at))
+    {
+      const char *mark = at;
+      guint n = 0;
+
+      if (g_utf8_get_char (at) != QUIRE_MATH_OPEN)
+        continue;
+      for (at = g_utf8_next_char (at); at < end && g_ascii_isdigit (*at); at++)
+        n = n * 10 + (guint)(*at - '0');
+      if (mark > begin)
+        {
+          g_autofree char *escaped = g_markup_escape_text (begin, mark - begin);
+
+          g_string_append (p->inline_markup, escaped);
+        }
+      if (n < p->formulas->len)
+        append_formula (p, g_ptr_array_index (p->formulas, n));
+      begin = MIN (at < end ? g_utf8_next_char (at) : end, end);
+      if (at >= end)
+        break;
+    }
+  if (end > begin)
+    {
+      g_autofree char *escaped = g_markup_escape_text (begin, end - begin);
+
+      g_string_append (p->inline_markup, escaped);
+    }
+}
+
 static int
 on_text (MD_TEXTTYPE type, const MD_CHAR *text, MD_SIZE size, void *user_data)
 {
   Parser *p = user_data;
-  g_autofree char *escaped = NULL;
 
   if (p->in_code)
     {
@@ -369,8 +439,7 @@ on_text (MD_TEXTTYPE type, const MD_CHAR *text, MD_SIZE size, void *user_data)
       g_string_append (p->inline_markup, "␀");
       break;
     default:
-      escaped = g_markup_escape_text (text, size);
-      g_string_append (p->inline_markup, escaped);
+      append_text (p, text, size);
       break;
     }
   return 0;
@@ -404,11 +473,14 @@ quire_text_make_valid (const char *text, gsize n_bytes)
 GPtrArray *
 quire_markdown_parse (const char *text, gsize n_bytes)
 {
-  g_autofree char *valid = quire_text_make_valid (text, n_bytes);
+  g_autofree char *source = quire_text_make_valid (text, n_bytes);
+  g_autoptr (GPtrArray) formulas = NULL;
+  g_autofree char *valid = quire_math_extract (source, &formulas);
   Parser p = { .blocks = g_ptr_array_new_with_free_func ((GDestroyNotify)quire_block_free),
                .inline_markup = g_string_new (NULL),
                .code = g_string_new (NULL),
-               .spans = g_array_new (FALSE, FALSE, sizeof (MD_SPANTYPE)) };
+               .spans = g_array_new (FALSE, FALSE, sizeof (MD_SPANTYPE)),
+               .formulas = formulas };
   MD_PARSER parser = {
     .flags = MD_FLAG_TABLES | MD_FLAG_STRIKETHROUGH | MD_FLAG_TASKLISTS
              | MD_FLAG_PERMISSIVEURLAUTOLINKS | MD_FLAG_NOHTML | MD_FLAG_NOINDENTEDCODEBLOCKS,

@@ -16,6 +16,7 @@ typedef enum
   QUIRE_BLOCK_CODE,    /* text and language */
   QUIRE_BLOCK_TABLE,   /* cells */
   QUIRE_BLOCK_RULE,
+  QUIRE_BLOCK_MATH, /* a formula that stands alone: markup, and its TeX as the text */
 } QuireBlockKind;
 
 typedef struct
@@ -25,8 +26,8 @@ typedef struct
   guint quote_depth; /* block quotes around it */
   guint list_depth;  /* list items around it, 0..QUIRE_MARKDOWN_DEPTH_MAX */
   char *marker;      /* owned: "•", "1." ... when the block begins a list item; else NULL */
-  char *markup;      /* owned: Pango markup of TEXT and HEADING; NULL otherwise */
-  char *text;        /* owned: verbatim text of CODE */
+  char *markup;      /* owned: Pango markup of TEXT, HEADING and MATH; NULL otherwise */
+  char *text;        /* owned: verbatim text of CODE and MATH */
   char *language;    /* owned: first word after the fence, lower case; NULL when there is none */
   guint n_columns;   /* TABLE */
   GPtrArray *cells;  /* TABLE: (element-type utf8) owned Pango markup, row by row, header first */

@@ -7,9 +7,11 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-chips.h"
 #include "app/quire-format.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-markdown.h"
+#include "app/quire-pace.h"
 #include "app/quire-status-line.h"
 #include "app/quire-thinking.h"
 #include "app/quire-versions.h"
@@ -32,7 +34,11 @@ struct _QuireMessageRow
   GtkWidget *status;
   GtkWidget *receipt; /* GtkRevealer */
   gsize n_thinking_shown;
-  GtkWidget *left_out; /* the line under the last message that the model does not see; or NULL */
+  QuirePace pace;
+  guint pace_id;        /* the next frame shows more */
+  gulong painted_id;    /* waits for the first words to be painted */
+  GdkFrameClock *clock; /* of painted_id; owned */
+  GtkWidget *left_out;  /* the line under the last message that the model does not see; or NULL */
 
   /* Of the user's side; the editor is there while it is edited. */
   GtkWidget *bubble, *actions;
@@ -92,6 +98,16 @@ send_edit (QuireMessageRow *self)
   g_object_get (gtk_text_view_get_buffer (GTK_TEXT_VIEW (self->editor_view)), "text", &text, NULL);
   if (text[strspn (text, " \t\n")] == '\0')
     return;
+  {
+    /* Its files stay. */
+    gsize n_bytes, n_written;
+    const char *written, *before = quire_message_get_text (self->message, &n_bytes);
+    g_autoptr (GPtrArray) files = quire_attachments_split (before, n_bytes, &written, &n_written);
+    char *composed = quire_attachments_compose (files, text);
+
+    g_free (text);
+    text = composed;
+  }
   g_object_ref (self);
   gtk_widget_activate_action (GTK_WIDGET (self), "chat.send-edit", "(us)",
                               quire_message_get_seq (self->message), text);
@@ -117,7 +133,8 @@ quire_message_row_edit (QuireMessageRow *self)
   GtkWidget *buttons, *cancel, *send, *scrolled;
   GtkEventController *keys;
   gsize n_bytes;
-  const char *text = quire_message_get_text (self->message, &n_bytes);
+  const char *whole = quire_message_get_text (self->message, &n_bytes), *text;
+  g_autoptr (GPtrArray) files = quire_attachments_split (whole, n_bytes, &text, &n_bytes);
   g_autofree char *valid = quire_text_make_valid (text, n_bytes);
 
   if (self->editor != NULL || self->bubble == NULL)
@@ -183,13 +200,22 @@ static void
 build_user (QuireMessageRow *self)
 {
   gsize n_bytes;
-  const char *text = quire_message_get_text (self->message, &n_bytes);
+  const char *whole = quire_message_get_text (self->message, &n_bytes), *text;
+  g_autoptr (GPtrArray) files = quire_attachments_split (whole, n_bytes, &text, &n_bytes);
   g_autofree char *valid = quire_text_make_valid (text, n_bytes);
   g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
   GtkWidget *line = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   GtkWidget *bubble;
 
   gtk_widget_add_css_class (line, "quire-user");
+  if (files->len > 0)
+    {
+      GtkWidget *chips = quire_chips_new (FALSE);
+
+      quire_chips_set (QUIRE_CHIPS (chips), files);
+      gtk_widget_set_halign (chips, GTK_ALIGN_END);
+      gtk_box_append (GTK_BOX (self), chips);
+    }
   if (n_bytes > LABEL_BYTES_MAX)
     bubble = long_text_new (valid);
   else
@@ -206,6 +232,7 @@ build_user (QuireMessageRow *self)
       gtk_widget_set_focus_on_click (bubble, FALSE);
     }
   gtk_widget_add_css_class (bubble, "quire-bubble");
+  gtk_widget_set_visible (bubble, n_bytes > 0 || files->len == 0);
   gtk_box_append (GTK_BOX (line), user_actions_new (self));
   gtk_box_append (GTK_BOX (line), bubble);
   gtk_box_append (GTK_BOX (self), line);
@@ -341,20 +368,83 @@ fill_receipt (QuireMessageRow *self)
   gtk_revealer_set_child (GTK_REVEALER (self->receipt), grid);
 }
 
+static void update_reply (QuireMessageRow *self);
+
+static gboolean
+pace_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
+{
+  QuireMessageRow *self = QUIRE_MESSAGE_ROW (widget);
+
+  self->pace_id = 0;
+  update_reply (self);
+  return G_SOURCE_REMOVE;
+}
+
+/* How much of a text that came in one burst is shown in this frame. */
+static gsize
+paced (QuireMessageRow *self, const char *text, gsize n_bytes)
+{
+  enum
+  {
+    FRAME_US = 16667
+  };
+  gsize n;
+
+  if (!quire_message_is_running (self->message) || !gtk_widget_get_mapped (GTK_WIDGET (self)))
+    {
+      self->pace = (QuirePace){ .n_shown = n_bytes };
+      return n_bytes;
+    }
+  n = quire_pace_step (&self->pace, text, n_bytes, g_get_monotonic_time (), FRAME_US);
+  if (n < n_bytes && self->pace_id == 0)
+    self->pace_id = gtk_widget_add_tick_callback (GTK_WIDGET (self), pace_cb, NULL, NULL);
+  return n;
+}
+
+static void
+stop_waiting_for_paint (QuireMessageRow *self)
+{
+  g_clear_signal_handler (&self->painted_id, self->clock);
+  g_clear_object (&self->clock);
+}
+
+static void
+painted_cb (QuireMessageRow *self)
+{
+  stop_waiting_for_paint (self);
+  quire_message_set_shown (self->message, g_get_monotonic_time ());
+}
+
+/* The first words are in the frame that is being made: when it is painted they are seen. */
+static void
+wait_for_paint (QuireMessageRow *self, gsize n_bytes)
+{
+  const QuireReply *reply = quire_message_get_reply (self->message);
+
+  if (n_bytes == 0 || reply->shown_ms > 0 || reply->saved_ms <= 0 || self->painted_id != 0
+      || !quire_message_is_running (self->message) || !gtk_widget_get_mapped (GTK_WIDGET (self)))
+    return;
+  self->clock = g_object_ref (gtk_widget_get_frame_clock (GTK_WIDGET (self)));
+  self->painted_id
+      = g_signal_connect_swapped (self->clock, "after-paint", G_CALLBACK (painted_cb), self);
+}
+
 static void
 update_reply (QuireMessageRow *self)
 {
   gsize n_bytes;
   const char *text = quire_message_get_text (self->message, &n_bytes);
-  QuireThinking parts = quire_thinking_split (text, n_bytes);
   gboolean running = quire_message_is_running (self->message);
+  gsize n_shown = paced (self, text, n_bytes);
+  QuireThinking parts = quire_thinking_split (text, n_shown);
 
+  wait_for_paint (self, n_shown);
   update_thinking (self, &parts);
   quire_markdown_view_set_text (QUIRE_MARKDOWN_VIEW (self->markdown), parts.answer, parts.n_answer);
   gtk_widget_set_visible (self->markdown, parts.n_answer > 0);
   gtk_widget_set_visible (self->caret, running && parts.n_answer == 0);
   update_error (self);
-  if (!running && gtk_revealer_get_child (GTK_REVEALER (self->receipt)) == NULL)
+  if (!running)
     fill_receipt (self);
   gtk_accessible_update_state (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_STATE_BUSY, running, -1);
 }
@@ -446,7 +536,13 @@ quire_message_row_copy (QuireMessageRow *self)
 static void
 quire_message_row_dispose (GObject *object)
 {
-  g_clear_object (&QUIRE_MESSAGE_ROW (object)->message);
+  QuireMessageRow *self = QUIRE_MESSAGE_ROW (object);
+
+  stop_waiting_for_paint (self);
+  if (self->pace_id != 0)
+    gtk_widget_remove_tick_callback (GTK_WIDGET (self), self->pace_id);
+  self->pace_id = 0;
+  g_clear_object (&self->message);
   G_OBJECT_CLASS (quire_message_row_parent_class)->dispose (object);
 }
 

@@ -100,7 +100,10 @@ quire_message_apply (QuireMessage *self, const qe_update *update)
 {
   self->state = state_of_update (update);
   if (self->state == QUIRE_REPLY_READING && self->reply.reading_us == 0)
-    self->reply.reading_us = g_get_monotonic_time ();
+    {
+      self->reply.reading_us = g_get_monotonic_time ();
+      self->reply.n_read_at = update->n_prompt_done;
+    }
   if (update->n_text > 0)
     g_string_append_len (self->text, update->text, update->n_text);
   self->reply.n_before = update->n_before;
@@ -108,6 +111,34 @@ quire_message_apply (QuireMessage *self, const qe_update *update)
   self->reply.n_prompt_done = update->n_prompt_done;
   self->reply.receipt = update->receipt;
   set_error (self, update->error);
+  g_signal_emit (self, changed_signal, 0);
+}
+
+void
+quire_message_set_began (QuireMessage *self, gint64 began_us)
+{
+  self->reply.began_us = began_us;
+}
+
+void
+quire_message_set_saved (QuireMessage *self)
+{
+  self->reply.saved_ms = (double)(g_get_monotonic_time () - self->reply.began_us) / 1000;
+}
+
+void
+quire_message_set_cause (QuireMessage *self, QuireCause cause, guint at)
+{
+  self->reply.cause = cause;
+  self->reply.cause_at = at;
+}
+
+void
+quire_message_set_shown (QuireMessage *self, gint64 now_us)
+{
+  if (self->reply.shown_ms > 0)
+    return;
+  self->reply.shown_ms = (double)(now_us - self->reply.began_us) / 1000;
   g_signal_emit (self, changed_signal, 0);
 }
 
@@ -273,6 +304,14 @@ quire_message_dup_receipt (QuireMessage *self)
       else
         json_builder_add_double_value (builder, *(const double *)field);
     }
+  json_builder_set_member_name (builder, "cause");
+  json_builder_add_int_value (builder, self->reply.cause);
+  json_builder_set_member_name (builder, "cause_at");
+  json_builder_add_int_value (builder, self->reply.cause_at);
+  json_builder_set_member_name (builder, "saved_ms");
+  json_builder_add_double_value (builder, self->reply.saved_ms);
+  json_builder_set_member_name (builder, "shown_ms");
+  json_builder_add_double_value (builder, self->reply.shown_ms);
   json_builder_set_member_name (builder, "mode");
   json_builder_add_string_value (builder, qe_cache_mode_name (receipt->mode));
   json_builder_set_member_name (builder, "first_mismatch");
@@ -315,6 +354,14 @@ read_receipt (QuireMessage *self, const char *json)
       else
         *(double *)field = value > 0 ? value : 0;
     }
+  self->reply.cause = (QuireCause)CLAMP (
+      json_object_get_int_member_with_default (object, "cause", 0), 0, QUIRE_CAUSE_SYSTEM);
+  self->reply.cause_at = (guint)CLAMP (
+      json_object_get_int_member_with_default (object, "cause_at", 0), 0, G_MAXINT32);
+  self->reply.saved_ms
+      = MAX (json_object_get_double_member_with_default (object, "saved_ms", 0), 0);
+  self->reply.shown_ms
+      = MAX (json_object_get_double_member_with_default (object, "shown_ms", 0), 0);
   text = json_object_get_string_member_with_default (object, "mode", "auto");
   if (text == NULL || !qe_cache_mode_parse (text, &receipt->mode, NULL))
     receipt->mode = QE_CACHE_AUTO;

@@ -21,6 +21,18 @@ typedef enum
   QUIRE_N_REPLY_STATES,
 } QuireReplyState;
 
+/* What the user did that a turn could not go on from all that was computed. The first in the prompt counts most. The values are
+ * stored. */
+typedef enum
+{
+  QUIRE_CAUSE_NONE, /* nothing: see the receipt */
+  QUIRE_CAUSE_REGENERATED,
+  QUIRE_CAUSE_EDITED,   /* a message */
+  QUIRE_CAUSE_FLIPPED,  /* to another version */
+  QUIRE_CAUSE_LEFT_OUT, /* turns were left out, or taken in again */
+  QUIRE_CAUSE_SYSTEM,   /* another system prompt */
+} QuireCause;
+
 #define QUIRE_TYPE_MESSAGE (quire_message_get_type ())
 G_DECLARE_FINAL_TYPE (QuireMessage, quire_message, QUIRE, MESSAGE, GObject)
 
@@ -38,9 +50,16 @@ typedef struct
 {
   guint n_before; /* queued requests ahead */
   guint n_prompt, n_prompt_done;
-  gint64 began_us;   /* g_get_monotonic_time() of sending */
+  gint64
+      began_us; /* g_get_monotonic_time() of sending: of the key event's arrival, where there was one */
   gint64 reading_us; /* of the first step of reading; 0 before it */
+  guint n_read_at;   /* n_prompt_done then */
+  double saved_ms;   /* from began_us until the engine was asked: the message was on the disk */
+  double
+      shown_ms; /* from began_us until the first frame with a word of the reply was painted; 0: not known */
   qe_receipt receipt;
+  QuireCause cause;
+  guint cause_at; /* EDITED: which message of the chat, from 1 */
   char *error;    /* FAILED: the engine's words */
   int error_code; /* FAILED: qe_error_code */
 } QuireReply;
@@ -63,6 +82,12 @@ QuireMessage *quire_message_new_stored (qe_role role, QuireReplyState state, con
 /* The figures of a reply that ended, as JSON. NULL: there are none. Returns: owned. */
 char *quire_message_dup_receipt (QuireMessage *self);
 
+/* For the conversation: when it was asked for, and that the engine is asked now. */
+void quire_message_set_began (QuireMessage *self, gint64 began_us);
+void quire_message_set_saved (QuireMessage *self);
+void quire_message_set_cause (QuireMessage *self, QuireCause cause, guint at);
+/* For the view: its first words were painted, at @now_us. Emits changed. */
+void quire_message_set_shown (QuireMessage *self, gint64 now_us);
 /* For the conversation: ends a reply that was running, as @state. */
 void quire_message_end (QuireMessage *self, QuireReplyState state);
 /* For the conversation: takes over what @update says and emits changed. */

@@ -44,6 +44,7 @@ quire_settings_get_turn (const qe_model_info *model, QuireTurnSettings *out)
         = g_ascii_string_to_unsigned (seed, 10, 0, G_MAXUINT64, &out->sampling.seed, NULL);
   out->max_tokens = g_settings_get_uint (settings, "max-tokens");
   out->thinking = (qe_thinking)g_settings_get_enum (settings, "thinking");
+  out->asked_us = 0;
   out->auto_title = g_settings_get_boolean (settings, "auto-title");
 }
 

@@ -7,9 +7,6 @@
 #include "app/quire-format.h"
 #include "app/quire-versions.h"
 
-/* The bar comes only when reading takes this long: most prompts are read sooner. */
-#define BAR_AFTER_US (400 * 1000)
-
 struct _QuireStatusLine
 {
   GtkBox parent_instance;
@@ -79,7 +76,7 @@ update (QuireStatusLine *self)
   const QuireReply *reply = quire_message_get_reply (self->message);
   gboolean running = quire_message_is_running (self->message);
   gboolean reading = state == QUIRE_REPLY_READING && reply->reading_us != 0
-                     && g_get_monotonic_time () - reply->reading_us >= BAR_AFTER_US;
+                     && g_get_monotonic_time () - reply->reading_us >= QUIRE_READING_SLOW_US;
   g_auto (GStrv) figures = NULL;
 
   if (running)

@@ -44,6 +44,10 @@ void quire_window_init_chats (QuireWindow *self);
 void quire_window_connect_chats (QuireWindow *self);
 /* Adds the actions for files. */
 void quire_window_init_files (QuireWindow *self);
+/* Adds the actions that move between the window's parts. */
+void quire_window_init_panes (QuireWindow *self);
+/* Escape, which nobody took: closes one thing that is open, in the order find bar, overlay, or stops the reply. */
+gboolean quire_window_escape (QuireWindow *self);
 /* Where an overlay sidebar has done its work. */
 void quire_window_leave_sidebar (QuireWindow *self);
 /* Stops the replies and writes drafts and tabs down, as the window closes. */

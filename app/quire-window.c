@@ -341,19 +341,13 @@ toggle_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   adw_flap_set_reveal_flap (flap, !adw_flap_get_reveal_flap (flap));
 }
 
-/* Escape stops the reply wherever the focus is, once the focused widget has left the key alone: it may be an input
+/* Escape acts wherever the focus is, once the focused widget has left the key alone: it may be an input
  * method's, or close a popover. */
 static gboolean
 key_pressed_cb (GtkEventControllerKey *controller, guint keyval, guint keycode,
                 GdkModifierType state, gpointer user_data)
 {
-  QuireChatView *chat = quire_window_get_chat (user_data);
-
-  if (keyval != GDK_KEY_Escape || chat == NULL
-      || !quire_conversation_is_running (quire_chat_view_get_conversation (chat)))
-    return GDK_EVENT_PROPAGATE;
-  quire_conversation_stop (quire_chat_view_get_conversation (chat));
-  return GDK_EVENT_STOP;
+  return keyval == GDK_KEY_Escape ? quire_window_escape (user_data) : GDK_EVENT_PROPAGATE;
 }
 
 static void
@@ -551,6 +545,7 @@ quire_window_init (QuireWindow *self)
                                  gtk_custom_layout_new (NULL, content_measure, content_allocate));
   quire_window_init_chats (self);
   quire_window_init_files (self);
+  quire_window_init_panes (self);
   self->settings = quire_settings_get_default ();
   self->sidebar_docked = self->panel_docked = TRUE;
   /* The composer's Home and End are for its text. */

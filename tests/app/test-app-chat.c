@@ -1,13 +1,22 @@
 /* test-app-chat.c: titles, settings of a chat, attachments, the context and what is done when it is full. See
  * ui-harness.h. */
+#include <glib/gstdio.h>
 #include <string.h>
 
 #include "app/quire-aside.h"
 #include "app/quire-chat-settings-window.h"
+#include "app/quire-chips.h"
+#include "app/quire-format.h"
+#include "app/quire-markdown-view.h"
+#include "app/quire-markdown.h"
 #include "app/quire-message-row.h"
+#include "app/quire-pace.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
+#include "app/quire-status-line.h"
 #include "app/quire-title.h"
+#include "app/quire-sidebar.h"
+#include "tests/app/fake-im.h"
 #include "tests/app/ui-harness.h"
 
 static QuireEngineClient *client(void)
@@ -428,6 +437,11 @@ static void test_chat_settings(void)
     /* The prompt comes first: all was read again. */
     g_assert_cmpuint(receipt()->n_new, >, n_before);
     g_assert_cmpint(receipt()->mismatch, ==, QE_MISMATCH_EDITED);
+    {
+        g_autofree char *why = quire_format_why(quire_conversation_get_last_reply(conversation()));
+
+        g_assert_true(g_str_has_prefix(why, "the system prompt was changed, from token "));
+    }
     wait_ms(300);
     screenshot("chat-8-system.png");
 
@@ -446,8 +460,477 @@ static void test_chat_settings(void)
     close_window();
 }
 
+/* ---- Files ---- */
+
+static gboolean has_n_files(gpointer n)
+{
+    return quire_composer_get_attachments(composer())->len == GPOINTER_TO_UINT(n);
+}
+
+static void refused_cb(char **why, const char *words)
+{
+    g_free(*why);
+    *why = g_strdup(words);
+}
+
+static gboolean is_refused(gpointer why)
+{
+    return *(char **)why != NULL;
+}
+
+static GFile *write_file(const char *dir, const char *name, const char *data, gsize n_bytes)
+{
+    g_autofree char *path = g_build_filename(dir, name, NULL);
+
+    g_assert_true(g_file_set_contents(path, data, (gssize)n_bytes, NULL));
+    return g_file_new_for_path(path);
+}
+
+static QuireChips *chips_of(GtkWidget *root)
+{
+    return QUIRE_CHIPS(find(root, QUIRE_TYPE_CHIPS));
+}
+
+static gboolean stored_draft_has(gpointer text)
+{
+    return stored()->draft != NULL && strstr(stored()->draft, text) != NULL;
+}
+
+/* A file becomes a chip, is kept with the draft, goes with the message, and comes back as a chip. */
+static void test_attach(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("quire-attach-XXXXXX", NULL), *why = NULL, *id = NULL;
+    g_autofree char *big = g_strnfill(QUIRE_ATTACHMENT_BYTES_MAX + 1, 'a');
+    g_autoptr(GFile) notes = write_file(dir, "notes.txt", "My name is Oda.\n", 16);
+    g_autoptr(GFile) binary = write_file(dir, "photo.png", "\x89PNG\0\0", 6);
+    g_autoptr(GFile) large = write_file(dir, "large.log", big, QUIRE_ATTACHMENT_BYTES_MAX + 1);
+    gulong handler;
+    guint n_prompt;
+
+    open_window(900, 700);
+    handler = g_signal_connect_swapped(composer(), "refused", G_CALLBACK(refused_cb), &why);
+    quire_composer_attach(composer(), binary);
+    wait_for("a refusal", is_refused, &why);
+    g_assert_nonnull(strstr(why, "photo.png"));
+    wait_ms(300);
+    screenshot("chat-9-refused.png");
+    g_clear_pointer(&why, g_free);
+    quire_composer_attach(composer(), large);
+    wait_for("a refusal", is_refused, &why);
+    g_assert_nonnull(strstr(why, "at most 4.0"));
+    g_signal_handler_disconnect(composer(), handler);
+
+    {
+        g_autoptr(GFile) other = write_file(dir, "other.txt", "Nothing to see.\n", 16);
+        GSList list = {.data = notes};
+        GdkFileList *files = gdk_file_list_new_from_list(&list);
+
+        quire_composer_attach_list(composer(), files);
+        g_boxed_free(GDK_TYPE_FILE_LIST, files);
+        wait_for("a chip", has_n_files, GUINT_TO_POINTER(1));
+        quire_composer_attach(composer(), other);
+        wait_for("two chips", has_n_files, GUINT_TO_POINTER(2));
+        wait_ms(300);
+        screenshot("chat-10-chips.png");
+        g_signal_emit_by_name(chips_of(GTK_WIDGET(composer())), "removed", 1);
+        wait_for("one chip", has_n_files, GUINT_TO_POINTER(1));
+        g_file_delete(other, NULL, NULL);
+        /* Copied files are pasted as files. */
+        list.data = notes;
+        files = gdk_file_list_new_from_list(&list);
+        gdk_clipboard_set(gtk_widget_get_clipboard(GTK_WIDGET(window)), GDK_TYPE_FILE_LIST, files);
+        g_boxed_free(GDK_TYPE_FILE_LIST, files);
+        key("ctrl+v");
+        wait_for("the pasted file", has_n_files, GUINT_TO_POINTER(2));
+        g_signal_emit_by_name(chips_of(GTK_WIDGET(composer())), "removed", 1);
+        wait_for("one chip", has_n_files, GUINT_TO_POINTER(1));
+    }
+    g_assert_cmpuint(
+        ((QuireAttachment *)g_ptr_array_index(quire_composer_get_attachments(composer()), 0))->n_tokens, >,
+        3);
+    type("What is my name?");
+    wait_for("the typed text", draft_is, "What is my name?");
+    wait_for("the saved draft", stored_draft_has, "My name is Oda.");
+    key("Return");
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(2));
+    wait_for("no chip", has_n_files, GUINT_TO_POINTER(0));
+    wait_for("the reply", is_idle, NULL);
+    n_prompt = receipt()->n_prompt;
+    g_assert_cmpuint(n_prompt, >, 30);
+    g_assert_cmpstr(stored()->title, ==, "What is my name?");
+    g_assert_cmpuint(quire_chips_get_n(chips_of(gtk_widget_get_prev_sibling(last_row()))), ==, 1);
+    wait_ms(300);
+    screenshot("chat-11-sent.png");
+    id = g_strdup(stored()->id);
+    close_window();
+
+    open_window(900, 700);
+    g_assert_true(gtk_widget_activate_action(GTK_WIDGET(window), "win.chat-open", "s", id));
+    wait_for("the messages", has_n_messages, GUINT_TO_POINTER(2));
+    g_assert_cmpuint(quire_chips_get_n(chips_of(gtk_widget_get_prev_sibling(last_row()))), ==, 1);
+    close_window();
+    g_file_delete(notes, NULL, NULL);
+    g_file_delete(binary, NULL, NULL);
+    g_file_delete(large, NULL, NULL);
+    g_rmdir(dir);
+}
+
+/* ---- Formulas ---- */
+
+static const char formulas[] =
+    "The roots of $ax^2 + bx + c = 0$ are\n\n\\[ x_{1,2} = \\frac{-b \\pm \\sqrt{b^2 - 4ac}}{2a} \\]\n\nand "
+    "for "
+    "\\(n \\in \\mathbb{N}\\) we have\n\n$$\\sum_{i=1}^{n} i = \\frac{n(n+1)}{2}, \\qquad \\int_0^\\infty "
+    "e^{-x^2} dx = "
+    "\\frac{\\sqrt{\\pi}}{2}$$\n\nAttention: \\(\\text{softmax}\\left(\\frac{QK^T}{\\sqrt{d_k}}\\right)V\\). "
+    "It costs $5 to $10, "
+    "`$x$` is code, and what is not known stays: $\\unknown{x}$.\n\n$$A = \\begin{pmatrix} 1 & 2 \\\\ 3 & 4 "
+    "\\end{pmatrix}$$\n\n- [x] nested\n  - list with $\\alpha_1$\n    1. deeper\n\n| $n$ | $2^n$ "
+    "|\n|---|---:|\n| 10 | "
+    "1024 |\n";
+
+/* However much of it has streamed, the markup is well formed; formulas that stand alone are blocks of their own. */
+static void test_formulas(void)
+{
+    g_autoptr(QuireMessage) reply = quire_message_new(QE_ROLE_ASSISTANT, "");
+    qe_update done = {.state = QE_REQUEST_DONE,
+        .finish = QE_FINISH_STOP,
+        .text = (char *)formulas,
+        .n_text = sizeof formulas - 1};
+    GtkWidget *shown = gtk_window_new(), *row = quire_message_row_new(reply);
+    guint n_math = 0;
+
+    for (gsize n = 0; n < sizeof formulas; n++) {
+        g_autoptr(GPtrArray) blocks = quire_markdown_parse(formulas, n);
+
+        n_math = 0;
+        for (guint i = 0; i < blocks->len; i++) {
+            const QuireBlock *block = g_ptr_array_index(blocks, i);
+            g_autoptr(GError) error = NULL;
+
+            n_math += block->kind == QUIRE_BLOCK_MATH;
+            if (block->markup != NULL)
+                pango_parse_markup(block->markup, -1, 0, NULL, NULL, NULL, &error);
+            g_assert_no_error(error);
+        }
+    }
+    g_assert_cmpuint(n_math, ==, 3);
+    gtk_widget_add_css_class(row, "quire-transcript");
+    gtk_window_set_child(GTK_WINDOW(shown), row);
+    gtk_window_set_default_size(GTK_WINDOW(shown), 620, 640);
+    gtk_window_present(GTK_WINDOW(shown));
+    quire_message_apply(reply, &done);
+    wait_ms(400);
+    screenshot("chat-12-formulas.png");
+    gtk_window_destroy(GTK_WINDOW(shown));
+}
+
+/* ---- Reading ---- */
+
+static guint count_sentences(const char *text)
+{
+    gsize n = strlen(text), from = 0;
+    guint count = 0;
+
+    for (gsize i = 1; i <= n; i++) {
+        gsize end = quire_sentences_end(text, i, from, i == n);
+
+        count += end > from;
+        from = end;
+    }
+    return count;
+}
+
+/* A reply is said as it is written, no sentence twice; and how long its first word took to the screen is known. */
+static void test_reading(void)
+{
+    g_autofree char *reply = NULL;
+    QuireAnnouncer *announcer;
+    const QuireReply *figures;
+    GtkWidget *status;
+    guint n;
+
+    open_window(900, 760);
+    announcer = quire_chat_view_get_announcer(quire_window_get_chat(window));
+    say("Tell me a story.", 2);
+    wait_for("the reply", is_idle, NULL);
+    wait_ms(200);
+    reply = dup_reply();
+    n = quire_announcer_get_n(announcer);
+    g_assert_cmpuint(n, >=, 2);
+    g_assert_cmpuint(n, <=, count_sentences(reply));
+    g_assert_cmpstr(quire_announcer_get_last(announcer), !=, "");
+    g_assert_nonnull(strstr(reply, quire_announcer_get_last(announcer)));
+    figures = quire_message_get_reply(quire_conversation_get_last_reply(conversation()));
+    g_assert_cmpfloat(figures->saved_ms, >, 0);
+    g_assert_cmpfloat(figures->shown_ms, >, figures->saved_ms + figures->receipt.first_token_ms);
+    status = find(last_row(), QUIRE_TYPE_STATUS_LINE);
+    g_signal_emit_by_name(find(status, GTK_TYPE_BUTTON), "clicked");
+    wait_ms(500);
+    screenshot("chat-13-receipt.png");
+    close_window();
+}
+
+/* ---- Finding, keys ---- */
+
+static QuireFindBar *find_bar(void)
+{
+    return quire_chat_view_get_find_bar(quire_window_get_chat(window));
+}
+
+static gboolean find_says(gpointer text)
+{
+    return strcmp(quire_find_bar_get_text(find_bar()), text) == 0;
+}
+
+static gboolean find_is_open(gpointer wanted)
+{
+    return quire_find_bar_is_open(find_bar()) == GPOINTER_TO_INT(wanted);
+}
+
+static gboolean focus_is_in(gpointer widget)
+{
+    GtkWidget *focus = gtk_window_get_focus(GTK_WINDOW(window));
+
+    return focus != NULL && (focus == widget || gtk_widget_is_ancestor(focus, widget));
+}
+
+/* Ctrl+F finds what is shown, in any case; Escape closes the bar first, and stops a reply only then. */
+static void test_find(void)
+{
+    open_window(1200, 800);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    say("Tell me a story.", 4);
+    wait_for("the reply", is_idle, NULL);
+    key("ctrl+f");
+    wait_for("the bar", find_is_open, GINT_TO_POINTER(TRUE));
+    type("oDA");
+    wait_for("the places", find_says, "1 of 2");
+    key("Return");
+    wait_for("the next", find_says, "2 of 2");
+    wait_ms(300);
+    screenshot("chat-14-find.png");
+    key("ctrl+g");
+    wait_for("round", find_says, "1 of 2");
+    key("shift+ctrl+g");
+    wait_for("back", find_says, "2 of 2");
+    type("xyz");
+    wait_for("nothing", find_says, "Not found");
+    key("Escape");
+    wait_for("no bar", find_is_open, GINT_TO_POINTER(FALSE));
+    wait_for("the composer", focus_is_in, composer());
+
+    key("ctrl+f");
+    wait_for("the bar", find_is_open, GINT_TO_POINTER(TRUE));
+    key("ctrl+l");
+    wait_for("the composer", focus_is_in, composer());
+    say("Tell me a story.", 6);
+    key("Escape");
+    wait_for("no bar", find_is_open, GINT_TO_POINTER(FALSE));
+    if (!is_idle(NULL)) {
+        key("Escape");
+        wait_for("the end", is_idle, NULL);
+    }
+    /* Both the bar's Escape and a reply's: it was not the first one that stopped it. */
+    g_assert_cmpint(
+        quire_message_get_state(quire_conversation_get_last_reply(conversation())), >=, QUIRE_REPLY_DONE);
+
+    key("F6");
+    wait_for("the list", focus_is_in, find(GTK_WIDGET(window), QUIRE_TYPE_SIDEBAR));
+    key("F6");
+    wait_for("the messages", focus_is_in, quire_chat_view_get_transcript(quire_window_get_chat(window)));
+    key("F6");
+    wait_for("the composer", focus_is_in, composer());
+    key("shift+F6");
+    wait_for("the messages", focus_is_in, quire_chat_view_get_transcript(quire_window_get_chat(window)));
+    close_window();
+}
+
+static gboolean title_is(gpointer title)
+{
+    return g_strcmp0(stored()->title, title) == 0;
+}
+
+static gboolean composes(gpointer wanted)
+{
+    return fake_im_is_composing() == GPOINTER_TO_INT(wanted);
+}
+
+static gboolean has_editor(gpointer data)
+{
+    return find(gtk_widget_get_prev_sibling(last_row()), GTK_TYPE_TEXT_VIEW) != NULL;
+}
+
+/* Where Enter does something, it is the input method's while that holds text; the next one acts, once. */
+static void test_input_methods(void)
+{
+    g_autoptr(QuireMessage) user = NULL;
+    g_autofree char *text = NULL;
+    GtkWidget *search, *view;
+
+    open_window(1200, 800);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    user = g_list_model_get_item(G_LIST_MODEL(conversation()), 0);
+
+    /* Rename. */
+    g_assert_true(gtk_widget_activate_action(GTK_WIDGET(window), "win.chat-rename", "s", stored()->id));
+    wait_ms(300);
+    key("ctrl+a");
+    key("BackSpace");
+    fake_im_set_active(TRUE);
+    type("ab");
+    wait_for("preedit", composes, GINT_TO_POINTER(TRUE));
+    key("Return");
+    wait_for("no preedit", composes, GINT_TO_POINTER(FALSE));
+    wait_ms(100);
+    g_assert_cmpstr(stored()->title, ==, "My name is Oda.");
+    key("Return");
+    wait_for("the title", title_is, "AB");
+
+    /* Search in all chats. */
+    key("ctrl+t");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    key("ctrl+shift+f");
+    search = find(find(GTK_WIDGET(window), QUIRE_TYPE_SIDEBAR), GTK_TYPE_SEARCH_ENTRY);
+    wait_for("the search", focus_is_in, search);
+    type("ab");
+    wait_for("preedit", composes, GINT_TO_POINTER(TRUE));
+    key("Return");
+    wait_for("no preedit", composes, GINT_TO_POINTER(FALSE));
+    g_assert_cmpstr(gtk_editable_get_text(GTK_EDITABLE(search)), ==, "AB");
+    wait_ms(300);
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(0)));
+    key("Return");
+    wait_for("the chat", has_n_messages, GUINT_TO_POINTER(2));
+    gtk_editable_set_text(GTK_EDITABLE(search), "");
+
+    /* Find in the chat. */
+    key("ctrl+f");
+    wait_for("the bar", find_is_open, GINT_TO_POINTER(TRUE));
+    type("oda");
+    wait_for("preedit", composes, GINT_TO_POINTER(TRUE));
+    key("Return");
+    wait_for("the places", find_says, "1 of 2");
+    key("Return");
+    wait_for("the next", find_says, "2 of 2");
+    key("Escape");
+    wait_for("no bar", find_is_open, GINT_TO_POINTER(FALSE));
+
+    /* Edit: Enter is a new line there, the input method's first. */
+    g_assert_true(gtk_widget_activate_action(
+        GTK_WIDGET(quire_window_get_chat(window)), "chat.edit", "u", quire_message_get_seq(user)));
+    wait_for("the editor", has_editor, NULL);
+    view = find(gtk_widget_get_prev_sibling(last_row()), GTK_TYPE_TEXT_VIEW);
+    wait_for("its focus", focus_is_in, view);
+    key("ctrl+a");
+    key("BackSpace");
+    type("hi");
+    wait_for("preedit", composes, GINT_TO_POINTER(TRUE));
+    key("Return");
+    wait_for("no preedit", composes, GINT_TO_POINTER(FALSE));
+    g_object_get(gtk_text_view_get_buffer(GTK_TEXT_VIEW(view)), "text", &text, NULL);
+    g_assert_cmpstr(text, ==, "HI");
+    g_assert_true(is_idle(NULL));
+    fake_im_set_active(FALSE);
+    key("Escape");
+    wait_ms(200);
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(2)));
+    close_window();
+}
+
+/* ---- Narrow ---- */
+
+static void check_narrow(GtkWidget *content, const char *what)
+{
+    int minimum;
+
+    gtk_widget_measure(content, GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
+    if (minimum > 360)
+        g_error("%s needs %d pixels", what, minimum);
+}
+
+static GtkWidget *main_content(void)
+{
+    return adw_bin_get_child(ADW_BIN(adw_application_window_get_content(ADW_APPLICATION_WINDOW(window))));
+}
+
+/* On a window as wide as a phone nothing is cut off: files, a draft that is too long, the find bar, and the windows. */
+static void test_narrow(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("quire-narrow-XXXXXX", NULL);
+    g_autoptr(GFile) file =
+        write_file(dir, "a-file-with-a-rather-long-name-2026.txt", "My name is Oda.\n", 16);
+    GtkWidget *w;
+
+    open_window(360, 640);
+    quire_engine_client_set_cache(client(), 4 << 20);
+    wait_for("little memory", memory_is, GUINT_TO_POINTER(4));
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    quire_composer_attach(composer(), file);
+    wait_for("a chip", has_n_files, GUINT_TO_POINTER(1));
+    set_draft(190);
+    wait_ms(600);
+    check_narrow(main_content(), "80 percent");
+    screenshot("chat-20-narrow-80.png");
+    set_draft(215);
+    wait_ms(600);
+    check_narrow(main_content(), "92 percent");
+    screenshot("chat-21-narrow-92.png");
+    set_draft(260);
+    wait_for("a full ring", ring_says, "100 % full");
+    key("ctrl+f");
+    wait_for("the bar", find_is_open, GINT_TO_POINTER(TRUE));
+    wait_ms(400);
+    check_narrow(main_content(), "too long");
+    screenshot("chat-22-narrow-too-long.png");
+    key("Escape");
+    wait_for("no bar", find_is_open, GINT_TO_POINTER(FALSE));
+    gtk_menu_button_popup(
+        GTK_MENU_BUTTON(find(GTK_WIDGET(quire_composer_get_ring(composer())), GTK_TYPE_MENU_BUTTON)));
+    wait_ms(500);
+    screenshot("chat-23-narrow-context.png");
+    key("Escape");
+    wait_ms(300);
+
+    g_assert_true(
+        gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.make-room", NULL));
+    wait_for("the choices", room_is_read, NULL);
+    w = find_window(QUIRE_TYPE_ROOM_WINDOW);
+    gtk_window_set_default_size(GTK_WINDOW(w), 360, 560);
+    wait_ms(400);
+    check_narrow(adw_window_get_content(ADW_WINDOW(w)), "the choices");
+    screenshot("chat-24-narrow-room.png");
+    gtk_window_close(GTK_WINDOW(w));
+    wait_for("no choices", has_no_window_of, GSIZE_TO_POINTER(QUIRE_TYPE_ROOM_WINDOW));
+
+    g_assert_true(
+        gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.settings", NULL));
+    wait_for("the settings", has_settings, GINT_TO_POINTER(TRUE));
+    w = settings_window();
+    gtk_window_set_default_size(GTK_WINDOW(w), 360, 620);
+    adw_expander_row_set_enable_expansion(ADW_EXPANDER_ROW(find_row(w, "Values for This Chat")), TRUE);
+    wait_ms(400);
+    check_narrow(adw_window_get_content(ADW_WINDOW(w)), "the settings");
+    screenshot("chat-25-narrow-settings.png");
+    gtk_window_close(GTK_WINDOW(w));
+    wait_for("no settings", has_settings, GINT_TO_POINTER(FALSE));
+    quire_engine_client_set_cache(client(), 0);
+    close_window();
+    g_file_delete(file, NULL, NULL);
+    g_rmdir(dir);
+}
+
 static void add_tests(void)
 {
+    g_test_add_func("/app/chat/narrow", test_narrow);
+    g_test_add_func("/app/chat/find", test_find);
+    g_test_add_func("/app/chat/input-methods", test_input_methods);
+    g_test_add_func("/app/chat/reading", test_reading);
+    g_test_add_func("/app/chat/formulas", test_formulas);
+    g_test_add_func("/app/chat/attach", test_attach);
     g_test_add_func("/app/chat/settings", test_chat_settings);
     g_test_add_func("/app/chat/room", test_room);
     g_test_add_func("/app/chat/aside", test_aside);

@@ -175,7 +175,7 @@ static void test_search(void)
     wait_for("the new title", sidebar_lists, "Zebra");
     g_assert_cmpstr(quire_conversation_get_title(conversation()), ==, "Zebra");
 
-    key("ctrl+f");
+    key("ctrl+shift+f");
     wait_ms(200);
     entry = find(GTK_WIDGET(sidebar()), GTK_TYPE_SEARCH_ENTRY);
     type("zebRA");

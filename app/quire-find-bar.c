@@ -1,0 +1,375 @@
+/* quire-find-bar.c: see quire-find-bar.h.
+ *
+ * Places are looked for each time they are needed: a reply that streams makes and drops labels, so none is kept. A place is
+ * marked by its colours: a selection is seen where the focus is, and that stays in the entry. CSS: findbar > revealer > box. */
+#include "app/quire-find-bar.h"
+
+#include <glib/gi18n.h>
+
+typedef struct
+{
+  GtkWidget *widget; /* borrowed: a label or a text view */
+  int begin, end;    /* characters */
+} Place;
+
+struct _QuireFindBar
+{
+  GtkWidget parent_instance;
+
+  GtkWidget *revealer, *entry, *previous, *next;
+  GtkLabel *text;
+  GtkWidget *rows;
+  GtkScrolledWindow *scrolled;
+  GtkWidget *marked;       /* weak */
+  PangoAttrList *unmarked; /* what it had before, when it is a label */
+  guint at;                /* of the places, from 0 */
+};
+
+G_DEFINE_FINAL_TYPE (QuireFindBar, quire_find_bar, GTK_TYPE_WIDGET)
+
+static guint closed_signal;
+
+/* ---- Places ---- */
+
+static char *
+dup_shown (GtkWidget *widget)
+{
+  char *text = NULL;
+
+  if (GTK_IS_LABEL (widget))
+    return g_strdup (gtk_label_get_text (GTK_LABEL (widget)));
+  g_object_get (gtk_text_view_get_buffer (GTK_TEXT_VIEW (widget)), "text", &text, NULL);
+  return text;
+}
+
+static gunichar *
+dup_folded (const char *text, glong *n)
+{
+  gunichar *folded = g_utf8_to_ucs4_fast (text, -1, n);
+
+  for (glong i = 0; i < *n; i++)
+    folded[i] = g_unichar_tolower (folded[i]);
+  return folded;
+}
+
+static void
+collect_from (GtkWidget *widget, const gunichar *needle, glong n_needle, GArray *places)
+{
+  g_autofree char *text = dup_shown (widget);
+  glong n;
+  g_autofree gunichar *folded = dup_folded (text, &n);
+
+  for (glong i = 0; i + n_needle <= n; i++)
+    {
+      glong k = 0;
+
+      while (k < n_needle && folded[i + k] == needle[k])
+        k++;
+      if (k == n_needle)
+        {
+          Place place = { widget, (int)i, (int)(i + n_needle) };
+
+          g_array_append_val (places, place);
+          i += n_needle - 1;
+        }
+    }
+}
+
+/* What is selectable is a message's text; names of buttons and figures are not. */
+static void
+collect (GtkWidget *widget, const gunichar *needle, glong n_needle, GArray *places)
+{
+  if (!gtk_widget_get_child_visible (widget) || !gtk_widget_get_visible (widget)
+      || gtk_widget_has_css_class (widget, "quire-receipt"))
+    return;
+  if ((GTK_IS_LABEL (widget) && gtk_label_get_selectable (GTK_LABEL (widget)))
+      || GTK_IS_TEXT_VIEW (widget))
+    {
+      collect_from (widget, needle, n_needle, places);
+      return;
+    }
+  for (GtkWidget *child = gtk_widget_get_first_child (widget); child != NULL;
+       child = gtk_widget_get_next_sibling (child))
+    collect (child, needle, n_needle, places);
+}
+
+/* Returns: (element-type Place) owned, in the order of the text. */
+static GArray *
+find_places (QuireFindBar *self)
+{
+  GArray *places = g_array_new (FALSE, FALSE, sizeof (Place));
+  glong n;
+  g_autofree gunichar *needle = dup_folded (gtk_editable_get_text (GTK_EDITABLE (self->entry)), &n);
+
+  if (n > 0)
+    collect (self->rows, needle, n, places);
+  return places;
+}
+
+static void
+unmark (QuireFindBar *self)
+{
+  if (self->marked != NULL && GTK_IS_LABEL (self->marked))
+    gtk_label_set_attributes (GTK_LABEL (self->marked), self->unmarked);
+  g_clear_pointer (&self->unmarked, pango_attr_list_unref);
+  g_clear_weak_pointer (&self->marked);
+}
+
+static void
+insert (PangoAttrList *list, PangoAttribute *attribute, guint begin, guint end)
+{
+  attribute->start_index = begin;
+  attribute->end_index = end;
+  pango_attr_list_change (list, attribute);
+}
+
+/* The colours of a place are the same in every style: #241f31 on #f8e45c. */
+static void
+mark_label (QuireFindBar *self, GtkLabel *label, guint begin, guint end)
+{
+  PangoAttrList *before = gtk_label_get_attributes (label);
+  g_autoptr (PangoAttrList) list
+      = before != NULL ? pango_attr_list_copy (before) : pango_attr_list_new ();
+
+  self->unmarked = before != NULL ? pango_attr_list_ref (before) : NULL;
+  insert (list, pango_attr_background_new (0xf8f8, 0xe4e4, 0x5c5c), begin, end);
+  insert (list, pango_attr_foreground_new (0x2424, 0x1f1f, 0x3131), begin, end);
+  insert (list, pango_attr_underline_new (PANGO_UNDERLINE_SINGLE), begin, end);
+  gtk_label_set_attributes (label, list);
+}
+
+/* A third from the top. */
+static void
+scroll_to (QuireFindBar *self, GtkWidget *widget, double y)
+{
+  GtkAdjustment *adjustment = gtk_scrolled_window_get_vadjustment (self->scrolled);
+  double page = gtk_adjustment_get_page_size (adjustment), x, at;
+
+  if (!gtk_widget_translate_coordinates (widget, self->rows, 0, y, &x, &at))
+    return;
+  /* What is above the rows scrolls with them. */
+  at += gtk_adjustment_get_value (adjustment);
+  {
+    double rows_x, rows_y;
+
+    gtk_widget_translate_coordinates (self->rows, GTK_WIDGET (self->scrolled), 0, 0, &rows_x,
+                                      &rows_y);
+    at += rows_y;
+  }
+  if (at < gtk_adjustment_get_value (adjustment) + 24
+      || at > gtk_adjustment_get_value (adjustment) + page - 48)
+    gtk_adjustment_set_value (adjustment, at - page / 3);
+}
+
+static void
+mark (QuireFindBar *self, const Place *place)
+{
+  unmark (self);
+  g_set_weak_pointer (&self->marked, place->widget);
+  if (GTK_IS_LABEL (place->widget))
+    {
+      GtkLabel *label = GTK_LABEL (place->widget);
+      const char *text = gtk_label_get_text (label);
+      guint begin = (guint)(g_utf8_offset_to_pointer (text, place->begin) - text);
+      PangoRectangle rectangle;
+      int x, y;
+
+      mark_label (self, label, begin, (guint)(g_utf8_offset_to_pointer (text, place->end) - text));
+      pango_layout_index_to_pos (gtk_label_get_layout (label), (int)begin, &rectangle);
+      gtk_label_get_layout_offsets (label, &x, &y);
+      scroll_to (self, place->widget, y + PANGO_PIXELS (rectangle.y));
+    }
+  else
+    {
+      GtkTextView *view = GTK_TEXT_VIEW (place->widget);
+      GtkTextBuffer *buffer = gtk_text_view_get_buffer (view);
+      GtkTextIter begin, end;
+      GdkRectangle rectangle;
+      int x, y;
+
+      gtk_text_buffer_get_iter_at_offset (buffer, &begin, place->begin);
+      gtk_text_buffer_get_iter_at_offset (buffer, &end, place->end);
+      gtk_text_buffer_select_range (buffer, &begin, &end);
+      gtk_text_view_scroll_to_iter (view, &begin, 0.1, FALSE, 0, 0);
+      gtk_text_view_get_iter_location (view, &begin, &rectangle);
+      gtk_text_view_buffer_to_window_coords (view, GTK_TEXT_WINDOW_WIDGET, rectangle.x, rectangle.y,
+                                             &x, &y);
+      scroll_to (self, place->widget, y);
+    }
+}
+
+static void
+show (QuireFindBar *self)
+{
+  g_autoptr (GArray) places = find_places (self);
+  gboolean blank = gtk_editable_get_text (GTK_EDITABLE (self->entry))[0] == '\0';
+  g_autofree char *text = NULL;
+
+  gtk_widget_set_sensitive (self->previous, places->len > 0);
+  gtk_widget_set_sensitive (self->next, places->len > 0);
+  if (places->len == 0)
+    {
+      unmark (self);
+      gtk_label_set_text (self->text, blank ? "" : _ ("Not found"));
+      return;
+    }
+  self->at = MIN (self->at, places->len - 1);
+  /* Translators: which of the places where a word was found, and how many there are. */
+  text = g_strdup_printf (_ ("%u of %u"), self->at + 1, places->len);
+  gtk_label_set_text (self->text, text);
+  mark (self, &g_array_index (places, Place, self->at));
+}
+
+static void
+changed_cb (QuireFindBar *self)
+{
+  self->at = 0;
+  show (self);
+}
+
+/* ---- What it does ---- */
+
+void
+quire_find_bar_step (QuireFindBar *self, int by)
+{
+  g_autoptr (GArray) places = NULL;
+
+  if (!quire_find_bar_is_open (self))
+    {
+      quire_find_bar_open (self);
+      return;
+    }
+  places = find_places (self);
+  if (places->len > 0)
+    self->at = (guint)(((gint64)MIN (self->at, places->len - 1) + by + places->len) % places->len);
+  show (self);
+}
+
+static void
+next_cb (QuireFindBar *self)
+{
+  quire_find_bar_step (self, 1);
+}
+
+static void
+previous_cb (QuireFindBar *self)
+{
+  quire_find_bar_step (self, -1);
+}
+
+gboolean
+quire_find_bar_is_open (QuireFindBar *self)
+{
+  return gtk_revealer_get_reveal_child (GTK_REVEALER (self->revealer));
+}
+
+void
+quire_find_bar_open (QuireFindBar *self)
+{
+  gtk_revealer_set_reveal_child (GTK_REVEALER (self->revealer), TRUE);
+  gtk_widget_set_visible (GTK_WIDGET (self), TRUE);
+  gtk_widget_grab_focus (self->entry);
+  gtk_editable_select_region (GTK_EDITABLE (self->entry), 0, -1);
+  changed_cb (self);
+}
+
+void
+quire_find_bar_close (QuireFindBar *self)
+{
+  if (!quire_find_bar_is_open (self))
+    return;
+  gtk_revealer_set_reveal_child (GTK_REVEALER (self->revealer), FALSE);
+  gtk_widget_set_visible (GTK_WIDGET (self), FALSE);
+  unmark (self);
+  g_signal_emit (self, closed_signal, 0);
+}
+
+const char *
+quire_find_bar_get_text (QuireFindBar *self)
+{
+  return gtk_label_get_text (self->text);
+}
+
+/* ---- Object ---- */
+
+static void
+quire_find_bar_dispose (GObject *object)
+{
+  QuireFindBar *self = QUIRE_FIND_BAR (object);
+
+  g_clear_pointer (&self->unmarked, pango_attr_list_unref);
+  g_clear_weak_pointer (&self->marked);
+  g_clear_pointer (&self->revealer, gtk_widget_unparent);
+  G_OBJECT_CLASS (quire_find_bar_parent_class)->dispose (object);
+}
+
+static void
+quire_find_bar_class_init (QuireFindBarClass *klass)
+{
+  GtkWidgetClass *widget_class = GTK_WIDGET_CLASS (klass);
+
+  G_OBJECT_CLASS (klass)->dispose = quire_find_bar_dispose;
+  gtk_widget_class_set_layout_manager_type (widget_class, GTK_TYPE_BIN_LAYOUT);
+  gtk_widget_class_set_css_name (widget_class, "findbar");
+  closed_signal = g_signal_new ("closed", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0, NULL,
+                                NULL, NULL, G_TYPE_NONE, 0);
+}
+
+static GtkWidget *
+button_new (const char *icon, const char *tooltip, GCallback clicked, gpointer self)
+{
+  GtkWidget *button = gtk_button_new_from_icon_name (icon);
+
+  gtk_widget_add_css_class (button, "flat");
+  gtk_widget_set_tooltip_text (button, tooltip);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (button), GTK_ACCESSIBLE_PROPERTY_LABEL, tooltip,
+                                  -1);
+  g_signal_connect_swapped (button, "clicked", clicked, self);
+  return button;
+}
+
+static void
+quire_find_bar_init (QuireFindBar *self)
+{
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+
+  self->entry = gtk_search_entry_new ();
+  gtk_editable_set_width_chars (GTK_EDITABLE (self->entry), 8);
+  gtk_widget_set_hexpand (self->entry, TRUE);
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self->entry), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Find in this chat"), -1);
+  gtk_box_append (GTK_BOX (box), self->entry);
+  self->text = GTK_LABEL (
+      g_object_new (GTK_TYPE_LABEL, "accessible-role", GTK_ACCESSIBLE_ROLE_STATUS, NULL));
+  gtk_widget_add_css_class (GTK_WIDGET (self->text), "dim-label");
+  gtk_widget_add_css_class (GTK_WIDGET (self->text), "numeric");
+  gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->text));
+  self->previous
+      = button_new ("go-up-symbolic", _ ("Previous Place"), G_CALLBACK (previous_cb), self);
+  self->next = button_new ("go-down-symbolic", _ ("Next Place"), G_CALLBACK (next_cb), self);
+  gtk_box_append (GTK_BOX (box), self->previous);
+  gtk_box_append (GTK_BOX (box), self->next);
+  gtk_box_append (GTK_BOX (box), button_new ("window-close-symbolic", _ ("Close"),
+                                             G_CALLBACK (quire_find_bar_close), self));
+  gtk_widget_add_css_class (box, "quire-find");
+  self->revealer = gtk_revealer_new ();
+  gtk_revealer_set_child (GTK_REVEALER (self->revealer), box);
+  gtk_widget_set_parent (self->revealer, GTK_WIDGET (self));
+  gtk_widget_set_visible (GTK_WIDGET (self), FALSE);
+  g_signal_connect_swapped (self->entry, "search-changed", G_CALLBACK (changed_cb), self);
+  /* Enter comes as this, after the input method. */
+  g_signal_connect_swapped (self->entry, "activate", G_CALLBACK (next_cb), self);
+  g_signal_connect_swapped (self->entry, "next-match", G_CALLBACK (next_cb), self);
+  g_signal_connect_swapped (self->entry, "previous-match", G_CALLBACK (previous_cb), self);
+  g_signal_connect_swapped (self->entry, "stop-search", G_CALLBACK (quire_find_bar_close), self);
+}
+
+GtkWidget *
+quire_find_bar_new (GtkWidget *rows, GtkScrolledWindow *scrolled)
+{
+  QuireFindBar *self = g_object_new (QUIRE_TYPE_FIND_BAR, NULL);
+
+  self->rows = rows;
+  self->scrolled = scrolled;
+  return GTK_WIDGET (self);
+}

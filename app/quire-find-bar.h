@@ -1,0 +1,21 @@
+/* quire-find-bar.h: finds words in what a transcript shows. */
+#pragma once
+#include <gtk/gtk.h>
+
+G_BEGIN_DECLS
+
+#define QUIRE_TYPE_FIND_BAR (quire_find_bar_get_type ())
+G_DECLARE_FINAL_TYPE (QuireFindBar, quire_find_bar, QUIRE, FIND_BAR, GtkWidget)
+
+/* Signal: closed. @rows: whose labels and text views are searched, upper and lower case alike; @scrolled: shows them. Borrowed,
+ * as long as this lives. */
+GtkWidget *quire_find_bar_new (GtkWidget *rows, GtkScrolledWindow *scrolled);
+void quire_find_bar_open (QuireFindBar *self);
+void quire_find_bar_close (QuireFindBar *self);
+gboolean quire_find_bar_is_open (QuireFindBar *self);
+/* The next place, or the one before; round at the ends. Opens a bar that is closed. */
+void quire_find_bar_step (QuireFindBar *self, int by);
+/* "2 of 3", "Not found". Borrowed. */
+const char *quire_find_bar_get_text (QuireFindBar *self);
+
+G_END_DECLS
