@@ -125,11 +125,11 @@ put_chat (QuireHistoryDb *db, const QuireStoredChat *chat, GError **error)
   sqlite3_stmt *s = prepare (
       db,
       "INSERT INTO chat (id, title, title_source, model_name, model_dir, model_digest, cache,"
-      " system, sampling, created, updated, pinned, deleted, tab, front, draft, leaf)"
-      " VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17)"
+      " system, sampling, created, updated, pinned, deleted, tab, front, draft, leaf,"
+      " kind) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18)"
       " ON CONFLICT (id) DO UPDATE SET title=?2, title_source=?3, model_name=?4, model_dir=?5,"
       " model_digest=?6, cache=?7, system=?8, sampling=?9, created=?10, updated=?11, pinned=?12,"
-      " deleted=?13, tab=?14, front=?15, draft=?16, leaf=?17",
+      " deleted=?13, tab=?14, front=?15, draft=?16, leaf=?17, kind=?18",
       error);
 
   if (s == NULL)
@@ -151,6 +151,7 @@ put_chat (QuireHistoryDb *db, const QuireStoredChat *chat, GError **error)
   sqlite3_bind_int (s, 15, chat->front);
   bind_text (s, 16, chat->draft);
   sqlite3_bind_int64 (s, 17, chat->leaf);
+  sqlite3_bind_int (s, 18, (int)chat->kind);
   return finish (db, s, error);
 }
 
@@ -275,6 +276,8 @@ read_chat (sqlite3_stmt *s)
   chat->front = sqlite3_column_int (s, 14) != 0;
   chat->draft = dup_column (s, 15);
   chat->leaf = (guint)CLAMP (sqlite3_column_int64 (s, 16), 0, G_MAXUINT32);
+  chat->kind = sqlite3_column_int (s, 17) == QUIRE_KIND_COMPARISON ? QUIRE_KIND_COMPARISON
+                                                                   : QUIRE_KIND_CHAT;
   return chat;
 }
 
@@ -291,7 +294,7 @@ quire_history_db_list (QuireHistoryDb *db, GError **error)
       g_autofree char *sql
           = g_strdup_printf ("SELECT id, title, title_source, model_name, model_dir, model_digest,"
                              " cache, system, sampling, created, updated, pinned, deleted, tab,"
-                             " front, draft, leaf FROM chat ORDER BY rowid %s",
+                             " front, draft, leaf, kind FROM chat ORDER BY rowid %s",
                              orders[i]);
       sqlite3_stmt *s = prepare (db, sql, i == 0 ? error : NULL);
 

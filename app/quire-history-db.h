@@ -19,7 +19,7 @@ typedef enum
 } QuireHistoryError;
 
 /* The schema that this build writes, in user_version. */
-#define QUIRE_HISTORY_VERSION 3
+#define QUIRE_HISTORY_VERSION 4
 
 /* Who gave a title; a higher one wins. The values are stored. */
 typedef enum
@@ -30,6 +30,13 @@ typedef enum
   QUIRE_TITLE_USER,
 } QuireTitleSource;
 
+/* What an entry is. The values are stored. */
+typedef enum
+{
+  QUIRE_KIND_CHAT,
+  QUIRE_KIND_COMPARISON, /* read-only; its messages are quire_comparison_dup_messages()'s */
+} QuireChatKind;
+
 /* A conversation without its messages. Strings are owned and may be NULL, save id. Times: microseconds of the epoch. */
 typedef struct
 {
@@ -38,6 +45,7 @@ typedef struct
   QuireTitleSource title_source;
   char *model_name, *model_dir, *model_digest;
   int cache; /* QuireCacheChoice */
+  QuireChatKind kind;
   char *system;
   char *sampling; /* JSON; NULL: the settings' */
   gint64 created, updated;

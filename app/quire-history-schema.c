@@ -47,6 +47,8 @@ static const char *const steps[QUIRE_HISTORY_VERSION] = {
   "CREATE TABLE preset ("
   " name TEXT PRIMARY KEY NOT NULL, system TEXT, settings TEXT, is_default INTEGER NOT NULL"
   " DEFAULT 0);",
+  /* 3 to 4: comparisons stand in the list beside chats. */
+  "ALTER TABLE chat ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;",
 };
 
 void
