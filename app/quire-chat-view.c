@@ -457,6 +457,12 @@ settings_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 }
 
 static void
+attach_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_composer_choose_files (QUIRE_CHAT_VIEW (user_data)->composer);
+}
+
+static void
 take_in_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
   quire_conversation_leave_out (QUIRE_CHAT_VIEW (user_data)->conversation, 0, 0);
@@ -594,10 +600,9 @@ get_buffer (QuireChatView *self)
 void
 quire_chat_view_save_draft (QuireChatView *self)
 {
-  g_autofree char *text = NULL;
+  g_autofree char *text = quire_composer_dup_text (self->composer);
 
   g_clear_handle_id (&self->draft_id, g_source_remove);
-  g_object_get (get_buffer (self), "text", &text, NULL);
   quire_conversation_set_draft (self->conversation, text);
 }
 
@@ -622,7 +627,8 @@ gboolean
 quire_chat_view_is_untouched (QuireChatView *self)
 {
   return g_list_model_get_n_items (G_LIST_MODEL (self->conversation)) == 0
-         && gtk_text_buffer_get_char_count (get_buffer (self)) == 0;
+         && gtk_text_buffer_get_char_count (get_buffer (self)) == 0
+         && quire_composer_get_attachments (self->composer)->len == 0;
 }
 
 /* ---- Building ---- */
@@ -735,9 +741,26 @@ transcript_new (QuireChatView *self)
 }
 
 static void
+refused_cb (QuireChatView *self, const char *why)
+{
+  g_autofree char *escaped = g_markup_escape_text (why, -1);
+
+  quire_chat_view_add_toast (self, adw_toast_new (escaped));
+}
+
+/* Files may be dropped anywhere on the chat. */
+static gboolean
+drop_cb (GtkDropTarget *target, const GValue *value, double x, double y, gpointer user_data)
+{
+  quire_composer_attach_list (QUIRE_CHAT_VIEW (user_data)->composer, g_value_get_boxed (value));
+  return TRUE;
+}
+
+static void
 build (QuireChatView *self)
 {
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+  GtkDropTarget *drop;
 
   self->status_page = adw_status_page_new ();
   gtk_widget_add_css_class (self->status_page, "compact");
@@ -759,7 +782,11 @@ build (QuireChatView *self)
   g_signal_connect_swapped (self->composer, "send", G_CALLBACK (quire_chat_view_send), self);
   g_signal_connect_swapped (self->composer, "stop", G_CALLBACK (quire_conversation_stop),
                             self->conversation);
+  g_signal_connect_swapped (self->composer, "refused", G_CALLBACK (refused_cb), self);
   gtk_box_append (GTK_BOX (self), clamp_new (GTK_WIDGET (self->composer)));
+  drop = gtk_drop_target_new (GDK_TYPE_FILE_LIST, GDK_ACTION_COPY);
+  g_signal_connect (drop, "drop", G_CALLBACK (drop_cb), self);
+  gtk_widget_add_controller (GTK_WIDGET (self), GTK_EVENT_CONTROLLER (drop));
 
   g_signal_connect_object (self->conversation, "items-changed", G_CALLBACK (items_changed_cb), self,
                            G_CONNECT_SWAPPED);
@@ -787,8 +814,10 @@ build (QuireChatView *self)
         = quire_history_item_get (quire_conversation_get_item (self->conversation))->draft;
 
     if (draft != NULL)
-      gtk_text_buffer_set_text (get_buffer (self), draft, -1);
+      quire_composer_set_text (self->composer, draft);
     g_signal_connect_object (get_buffer (self), "changed", G_CALLBACK (draft_changed_cb), self,
+                             G_CONNECT_SWAPPED);
+    g_signal_connect_object (self->composer, "attached", G_CALLBACK (draft_changed_cb), self,
                              G_CONNECT_SWAPPED);
   }
   settings_changed_cb (self);
@@ -870,6 +899,7 @@ quire_chat_view_init (QuireChatView *self)
     { "compare-modes", compare_modes_cb, NULL, NULL, NULL, { 0 } },
     { "make-room", make_room_cb, NULL, NULL, NULL, { 0 } },
     { "take-in", take_in_cb, NULL, NULL, NULL, { 0 } },
+    { "attach", attach_cb, NULL, NULL, NULL, { 0 } },
     { "settings", settings_cb, NULL, NULL, NULL, { 0 } },
   };
 

@@ -8,8 +8,10 @@
 
 #include <adwaita.h>
 #include <glib/gi18n.h>
+#include <string.h>
 
 #include "app/quire-cache-popover.h"
+#include "app/quire-chips.h"
 #include "app/quire-context-ring.h"
 #include "app/quire-format.h"
 #include "app/quire-model-popover.h"
@@ -30,6 +32,9 @@ struct _QuireComposer
   GtkWidget *text_view;
   GtkTextBuffer *buffer;
   GtkWidget *placeholder;
+  GPtrArray *attachments; /* (element-type QuireAttachment) of the draft */
+  QuireChips *chips;
+  GCancellable *reading; /* of files; as long as the composer lives */
   GtkLabel *model_label;
   GtkWidget *cache_button;
   GtkLabel *cache_label;
@@ -58,6 +63,8 @@ enum
 {
   SEND,
   STOP,
+  ATTACHED,
+  REFUSED,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -66,9 +73,11 @@ char *
 quire_composer_dup_text (QuireComposer *self)
 {
   GtkTextIter start, end;
+  g_autofree char *text = NULL;
 
   gtk_text_buffer_get_bounds (self->buffer, &start, &end);
-  return gtk_text_buffer_get_text (self->buffer, &start, &end, FALSE);
+  text = gtk_text_buffer_get_text (self->buffer, &start, &end, FALSE);
+  return quire_attachments_compose (self->attachments, text);
 }
 
 static gboolean
@@ -76,6 +85,8 @@ has_text (QuireComposer *self)
 {
   GtkTextIter iter;
 
+  if (self->attachments->len > 0)
+    return TRUE;
   gtk_text_buffer_get_start_iter (self->buffer, &iter);
   while (!gtk_text_iter_is_end (&iter))
     {
@@ -247,7 +258,7 @@ static void
 buffer_changed_cb (QuireComposer *self)
 {
   cancel_count (self);
-  if (gtk_text_buffer_get_char_count (self->buffer) == 0)
+  if (gtk_text_buffer_get_char_count (self->buffer) == 0 && self->attachments->len == 0)
     {
       self->n_draft = 0;
       update_tokens (self);
@@ -275,6 +286,172 @@ paste_done_cb (QuireComposer *self)
 {
   if (self->scroll_id == 0)
     self->scroll_id = g_timeout_add (SCROLL_DELAY_MS, scroll_cb, self);
+}
+
+/* ---- Files ---- */
+
+static void
+attachments_changed (QuireComposer *self)
+{
+  quire_chips_set (self->chips, self->attachments);
+  buffer_changed_cb (self);
+  g_signal_emit (self, signals[ATTACHED], 0);
+}
+
+static void
+refuse (QuireComposer *self, const char *why)
+{
+  g_signal_emit (self, signals[REFUSED], 0, why);
+}
+
+typedef struct
+{
+  QuireComposer *composer;
+  QuireAttachment *attachment;
+} Attaching;
+
+/* One that is longer than any context is refused with both numbers. */
+static void
+file_counted_cb (GObject *source, GAsyncResult *result, gpointer user_data)
+{
+  g_autofree Attaching *attaching = user_data;
+  g_autoptr (QuireComposer) self = attaching->composer;
+  g_autoptr (QuireAttachment) attachment = attaching->attachment;
+  gssize n = quire_engine_client_count_finish (QUIRE_ENGINE_CLIENT (source), result, NULL);
+
+  if (self->conversation == NULL)
+    return;
+  if (n > 0 && self->limit.n_model > 0 && n > (gssize)self->limit.n_model)
+    {
+      g_autofree char *have = quire_format_count ((guint64)n);
+      g_autofree char *max = quire_format_count (self->limit.n_model);
+      /* Translators: the name of a file, then numbers of tokens. */
+      g_autofree char *why = g_strdup_printf (_ ("“%s” has %s tokens; the model’s context has %s."),
+                                              attachment->name, have, max);
+
+      refuse (self, why);
+      return;
+    }
+  if (self->attachments->len >= QUIRE_ATTACHMENTS_MAX)
+    {
+      refuse (self, _ ("No more files can be attached to one message."));
+      return;
+    }
+  attachment->n_tokens = n > 0 ? (guint)n : 0;
+  g_ptr_array_add (self->attachments, g_steal_pointer (&attachment));
+  attachments_changed (self);
+}
+
+static void
+file_read_cb (GObject *source, GAsyncResult *result, gpointer user_data)
+{
+  g_autoptr (QuireComposer) self = user_data;
+  g_autoptr (GError) error = NULL;
+  QuireAttachment *attachment = quire_attachment_read_finish (result, &error);
+  Attaching *attaching;
+
+  if (attachment == NULL)
+    {
+      if (self->conversation != NULL && !g_error_matches (error, G_IO_ERROR, G_IO_ERROR_CANCELLED))
+        refuse (self, error->message);
+      return;
+    }
+  if (self->conversation == NULL)
+    {
+      quire_attachment_free (attachment);
+      return;
+    }
+  attaching = g_new (Attaching, 1);
+  *attaching = (Attaching){ g_object_ref (self), attachment };
+  quire_engine_client_count_async (quire_conversation_get_client (self->conversation),
+                                   attachment->text, NULL, file_counted_cb, attaching);
+}
+
+void
+quire_composer_attach (QuireComposer *self, GFile *file)
+{
+  quire_attachment_read_async (file, self->reading, file_read_cb, g_object_ref (self));
+}
+
+void
+quire_composer_attach_list (QuireComposer *self, GdkFileList *list)
+{
+  GSList *files = gdk_file_list_get_files (list);
+
+  for (GSList *l = files; l != NULL; l = l->next)
+    quire_composer_attach (self, l->data);
+  g_slist_free (files);
+}
+
+static void
+removed_cb (QuireComposer *self, guint i)
+{
+  if (i < self->attachments->len)
+    g_ptr_array_remove_index (self->attachments, i);
+  attachments_changed (self);
+  gtk_widget_grab_focus (self->text_view);
+}
+
+static void
+pasted_cb (GObject *source, GAsyncResult *result, gpointer user_data)
+{
+  g_autoptr (QuireComposer) self = user_data;
+  const GValue *value = gdk_clipboard_read_value_finish (GDK_CLIPBOARD (source), result, NULL);
+
+  if (value != NULL && self->conversation != NULL)
+    quire_composer_attach_list (self, g_value_get_boxed (value));
+}
+
+/* Files that were copied come as files, not as their names. */
+static void
+paste_clipboard_cb (QuireComposer *self)
+{
+  GdkClipboard *clipboard = gtk_widget_get_clipboard (self->text_view);
+
+  if (!gdk_content_formats_contain_gtype (gdk_clipboard_get_formats (clipboard),
+                                          GDK_TYPE_FILE_LIST))
+    return;
+  g_signal_stop_emission_by_name (self->text_view, "paste-clipboard");
+  gdk_clipboard_read_value_async (clipboard, GDK_TYPE_FILE_LIST, G_PRIORITY_DEFAULT, NULL,
+                                  pasted_cb, g_object_ref (self));
+}
+
+static void
+chosen_cb (GtkFileChooserNative *chooser, int response, gpointer user_data)
+{
+  QuireComposer *self = user_data;
+
+  if (response == GTK_RESPONSE_ACCEPT)
+    {
+      g_autoptr (GListModel) files = gtk_file_chooser_get_files (GTK_FILE_CHOOSER (chooser));
+
+      for (guint i = 0; i < g_list_model_get_n_items (files); i++)
+        {
+          g_autoptr (GFile) file = g_list_model_get_item (files, i);
+
+          quire_composer_attach (self, file);
+        }
+    }
+  g_object_unref (chooser);
+}
+
+void
+quire_composer_choose_files (QuireComposer *self)
+{
+  GtkRoot *root = gtk_widget_get_root (GTK_WIDGET (self));
+  GtkFileChooserNative *chooser
+      = gtk_file_chooser_native_new (_ ("Attach Text Files"), GTK_WINDOW (root),
+                                     GTK_FILE_CHOOSER_ACTION_OPEN, _ ("_Attach"), NULL);
+
+  gtk_file_chooser_set_select_multiple (GTK_FILE_CHOOSER (chooser), TRUE);
+  g_signal_connect_object (chooser, "response", G_CALLBACK (chosen_cb), self, 0);
+  gtk_native_dialog_show (GTK_NATIVE_DIALOG (chooser));
+}
+
+GPtrArray *
+quire_composer_get_attachments (QuireComposer *self)
+{
+  return self->attachments;
 }
 
 /* ---- Sending and stopping ---- */
@@ -478,6 +655,8 @@ text_area_new (QuireComposer *self)
                             self);
   g_signal_connect_swapped (self->buffer, "changed", G_CALLBACK (buffer_changed_cb), self);
   g_signal_connect_swapped (self->buffer, "paste-done", G_CALLBACK (paste_done_cb), self);
+  g_signal_connect_swapped (self->text_view, "paste-clipboard", G_CALLBACK (paste_clipboard_cb),
+                            self);
 
   gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_NEVER,
                                   GTK_POLICY_AUTOMATIC);
@@ -587,12 +766,22 @@ over_new (QuireComposer *self)
 static void
 build (QuireComposer *self)
 {
-  GtkWidget *bottom = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *bottom = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *attach;
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
 
+  self->chips = QUIRE_CHIPS (quire_chips_new (TRUE));
+  g_signal_connect_swapped (self->chips, "removed", G_CALLBACK (removed_cb), self);
+  gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->chips));
   gtk_box_append (GTK_BOX (self), text_area_new (self));
   gtk_box_append (GTK_BOX (self), over_new (self));
 
+  attach = gtk_button_new_from_icon_name ("quire-attach-symbolic");
+  gtk_widget_add_css_class (attach, "flat");
+  gtk_widget_set_tooltip_text (attach, _ ("Attach Text Files"));
+  gtk_accessible_update_property (GTK_ACCESSIBLE (attach), GTK_ACCESSIBLE_PROPERTY_LABEL,
+                                  _ ("Attach text files"), -1);
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (attach), "chat.attach");
+  gtk_box_append (GTK_BOX (bottom), attach);
   gtk_box_append (GTK_BOX (bottom), model_button_new (self));
   gtk_box_append (GTK_BOX (bottom), cache_button_new (self));
   /* A status: what it says is read out. */
@@ -648,6 +837,24 @@ void
 quire_composer_clear (QuireComposer *self)
 {
   gtk_text_buffer_set_text (self->buffer, "", 0);
+  if (self->attachments->len == 0)
+    return;
+  g_ptr_array_set_size (self->attachments, 0);
+  attachments_changed (self);
+}
+
+void
+quire_composer_set_text (QuireComposer *self, const char *text)
+{
+  const char *written;
+  gsize n_written;
+  g_autoptr (GPtrArray) attachments
+      = quire_attachments_split (text, strlen (text), &written, &n_written);
+
+  g_ptr_array_unref (self->attachments);
+  self->attachments = g_steal_pointer (&attachments);
+  gtk_text_buffer_set_text (self->buffer, written, (int)n_written);
+  attachments_changed (self);
 }
 
 void
@@ -667,8 +874,19 @@ quire_composer_dispose (GObject *object)
   g_clear_object (&self->counting_system);
   g_clear_handle_id (&self->hint_id, g_source_remove);
   g_clear_handle_id (&self->scroll_id, g_source_remove);
+  g_cancellable_cancel (self->reading);
   g_clear_object (&self->conversation);
   G_OBJECT_CLASS (quire_composer_parent_class)->dispose (object);
+}
+
+static void
+quire_composer_finalize (GObject *object)
+{
+  QuireComposer *self = QUIRE_COMPOSER (object);
+
+  g_object_unref (self->reading);
+  g_ptr_array_unref (self->attachments);
+  G_OBJECT_CLASS (quire_composer_parent_class)->finalize (object);
 }
 
 static void
@@ -677,10 +895,15 @@ quire_composer_class_init (QuireComposerClass *klass)
   GType type = G_TYPE_FROM_CLASS (klass);
 
   G_OBJECT_CLASS (klass)->dispose = quire_composer_dispose;
+  G_OBJECT_CLASS (klass)->finalize = quire_composer_finalize;
   signals[SEND] = g_signal_new ("send", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL, NULL, G_TYPE_NONE,
                                 1, G_TYPE_STRING);
   signals[STOP]
       = g_signal_new ("stop", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL, NULL, G_TYPE_NONE, 0);
+  signals[ATTACHED]
+      = g_signal_new ("attached", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL, NULL, G_TYPE_NONE, 0);
+  signals[REFUSED] = g_signal_new ("refused", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL, NULL,
+                                   G_TYPE_NONE, 1, G_TYPE_STRING);
 }
 
 static void
@@ -688,6 +911,8 @@ quire_composer_init (QuireComposer *self)
 {
   gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);
   gtk_widget_add_css_class (GTK_WIDGET (self), "quire-composer");
+  self->attachments = quire_attachments_new ();
+  self->reading = g_cancellable_new ();
 }
 
 GtkWidget *

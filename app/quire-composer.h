@@ -9,14 +9,23 @@ G_BEGIN_DECLS
 G_DECLARE_FINAL_TYPE (QuireComposer, quire_composer, QUIRE, COMPOSER, GtkBox)
 
 /* Signals:
- *   send (string)   the user sends; the text stays until quire_composer_clear()
- *   stop            the user stops the reply */
+ *   send (string)     the user sends; the text stays until quire_composer_clear()
+ *   stop              the user stops the reply
+ *   attached          the draft's files have changed
+ *   refused (string)  a file cannot be attached, and why */
 GtkWidget *quire_composer_new (QuireConversation *conversation);
 GtkTextView *quire_composer_get_text_view (QuireComposer *self);
 /* Opens the choice of cache modes. */
 void quire_composer_choose_cache (QuireComposer *self);
-/* What Send would send. Returns: owned. */
+/* What Send would send: see quire-attachment.h. Returns: owned. */
 char *quire_composer_dup_text (QuireComposer *self);
+void quire_composer_set_text (QuireComposer *self, const char *text);
+/* Reads and checks files; each becomes a chip, or is refused. */
+void quire_composer_attach (QuireComposer *self, GFile *file);
+void quire_composer_attach_list (QuireComposer *self, GdkFileList *list);
+void quire_composer_choose_files (QuireComposer *self);
+/* (element-type QuireAttachment) Borrowed. */
+GPtrArray *quire_composer_get_attachments (QuireComposer *self);
 void quire_composer_clear (QuireComposer *self);
 void quire_composer_grab_focus (QuireComposer *self);
 /* As the Send key does. FALSE when there is nothing to send, or it cannot be sent now; then the hint says why. */

@@ -8,7 +8,10 @@
  * 4. The engine is asked for a reply only after the user's message is on the disk, or is known not to get there. */
 #include "app/quire-conversation.h"
 
+#include <string.h>
+
 #include "app/quire-aside.h"
+#include "app/quire-attachment.h"
 #include "app/quire-settings.h"
 #include "app/quire-title.h"
 #include "app/quire-tree.h"
@@ -754,7 +757,14 @@ quire_conversation_send (QuireConversation *self, const char *text,
 
   if (stored (self)->title_source == QUIRE_TITLE_NONE)
     {
-      g_autofree char *title = quire_title_from_text (text);
+      const char *written;
+      gsize n_written;
+      g_autoptr (GPtrArray) files
+          = quire_attachments_split (text, strlen (text), &written, &n_written);
+      gboolean blank = written[strspn (written, " \t\n")] == '\0';
+      g_autofree char *title = quire_title_from_text (
+          blank && files->len > 0 ? ((QuireAttachment *)g_ptr_array_index (files, 0))->name
+                                  : written);
 
       quire_history_item_set_title (self->item, title, QUIRE_TITLE_WORDS);
     }

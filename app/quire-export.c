@@ -8,6 +8,8 @@
 #include <json-glib/json-glib.h>
 #include <string.h>
 
+#include "app/quire-attachment.h"
+#include "app/quire-format.h"
 #include "app/quire-message.h"
 
 #define FORMAT "quire-chat"
@@ -30,6 +32,24 @@ find (GPtrArray *messages, guint seq)
   return NULL;
 }
 
+/* A fence that is longer than any row of backticks in the text. */
+static void
+append_file (GString *out, const QuireAttachment *file)
+{
+  guint longest = 2, n = 0;
+  g_autofree char *fence = NULL;
+  g_autofree char *size = quire_format_bytes (file->n_bytes);
+
+  for (const char *p = file->text; *p != '\0'; p++)
+    {
+      n = *p == '`' ? n + 1 : 0;
+      longest = MAX (longest, n);
+    }
+  fence = g_strnfill (longest + 1, '`');
+  g_string_append_printf (out, "**%s** (%s)\n\n%s\n%s%s%s\n\n", file->name, size, fence, file->text,
+                          g_str_has_suffix (file->text, "\n") ? "" : "\n", fence);
+}
+
 char *
 quire_export_markdown (const QuireStoredChat *chat, GPtrArray *messages)
 {
@@ -49,9 +69,18 @@ quire_export_markdown (const QuireStoredChat *chat, GPtrArray *messages)
       const QuireStoredMessage *m = g_ptr_array_index (path, i);
       g_autofree char *text = g_utf8_make_valid (m->text, (gssize)strlen (m->text));
 
-      g_strstrip (text);
-      g_string_append_printf (out, "\n## %s\n\n%s\n",
-                              m->role == QE_ROLE_USER ? _ ("You") : _ ("Model"), text);
+      const char *written = text;
+      gsize n_written;
+      g_autoptr (GPtrArray) files
+          = m->role == QE_ROLE_USER
+                ? quire_attachments_split (text, strlen (text), &written, &n_written)
+                : quire_attachments_new ();
+
+      g_string_append_printf (out, "\n## %s\n\n",
+                              m->role == QE_ROLE_USER ? _ ("You") : _ ("Model"));
+      for (guint k = 0; k < files->len; k++)
+        append_file (out, g_ptr_array_index (files, k));
+      g_string_append_printf (out, "%s\n", g_strstrip ((char *)written));
     }
   return g_string_free (out, FALSE);
 }

@@ -7,6 +7,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-chips.h"
 #include "app/quire-format.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-markdown.h"
@@ -92,6 +93,16 @@ send_edit (QuireMessageRow *self)
   g_object_get (gtk_text_view_get_buffer (GTK_TEXT_VIEW (self->editor_view)), "text", &text, NULL);
   if (text[strspn (text, " \t\n")] == '\0')
     return;
+  {
+    /* Its files stay. */
+    gsize n_bytes, n_written;
+    const char *written, *before = quire_message_get_text (self->message, &n_bytes);
+    g_autoptr (GPtrArray) files = quire_attachments_split (before, n_bytes, &written, &n_written);
+    char *composed = quire_attachments_compose (files, text);
+
+    g_free (text);
+    text = composed;
+  }
   g_object_ref (self);
   gtk_widget_activate_action (GTK_WIDGET (self), "chat.send-edit", "(us)",
                               quire_message_get_seq (self->message), text);
@@ -117,7 +128,8 @@ quire_message_row_edit (QuireMessageRow *self)
   GtkWidget *buttons, *cancel, *send, *scrolled;
   GtkEventController *keys;
   gsize n_bytes;
-  const char *text = quire_message_get_text (self->message, &n_bytes);
+  const char *whole = quire_message_get_text (self->message, &n_bytes), *text;
+  g_autoptr (GPtrArray) files = quire_attachments_split (whole, n_bytes, &text, &n_bytes);
   g_autofree char *valid = quire_text_make_valid (text, n_bytes);
 
   if (self->editor != NULL || self->bubble == NULL)
@@ -183,13 +195,22 @@ static void
 build_user (QuireMessageRow *self)
 {
   gsize n_bytes;
-  const char *text = quire_message_get_text (self->message, &n_bytes);
+  const char *whole = quire_message_get_text (self->message, &n_bytes), *text;
+  g_autoptr (GPtrArray) files = quire_attachments_split (whole, n_bytes, &text, &n_bytes);
   g_autofree char *valid = quire_text_make_valid (text, n_bytes);
   g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
   GtkWidget *line = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   GtkWidget *bubble;
 
   gtk_widget_add_css_class (line, "quire-user");
+  if (files->len > 0)
+    {
+      GtkWidget *chips = quire_chips_new (FALSE);
+
+      quire_chips_set (QUIRE_CHIPS (chips), files);
+      gtk_widget_set_halign (chips, GTK_ALIGN_END);
+      gtk_box_append (GTK_BOX (self), chips);
+    }
   if (n_bytes > LABEL_BYTES_MAX)
     bubble = long_text_new (valid);
   else
@@ -206,6 +227,7 @@ build_user (QuireMessageRow *self)
       gtk_widget_set_focus_on_click (bubble, FALSE);
     }
   gtk_widget_add_css_class (bubble, "quire-bubble");
+  gtk_widget_set_visible (bubble, n_bytes > 0 || files->len == 0);
   gtk_box_append (GTK_BOX (line), user_actions_new (self));
   gtk_box_append (GTK_BOX (line), bubble);
   gtk_box_append (GTK_BOX (self), line);

@@ -2,9 +2,12 @@
 #include <glib/gstdio.h>
 #include <string.h>
 
+#include "app/quire-attachment.h"
 #include "app/quire-chat-settings.h"
 #include "app/quire-context.h"
+#include "app/quire-export.h"
 #include "app/quire-history-db.h"
+#include "app/quire-message.h"
 #include "app/quire-title.h"
 
 /* ---- Titles ---- */
@@ -111,6 +114,89 @@ static void test_bad_settings(void)
         g_assert_cmpuint(settings.left_out, ==, 0);
         g_assert_cmpint(settings.thinking, <=, QE_THINKING_OFF);
         g_assert_false(settings.sampling.has_seed);
+    }
+}
+
+/* ---- Files ---- */
+
+static void refuse(const char *data, gsize n_bytes, const char *words)
+{
+    g_autoptr(GError) error = NULL;
+
+    g_assert_null(quire_attachment_new("a.bin", data, n_bytes, &error));
+    g_assert_nonnull(error);
+    g_assert_nonnull(strstr(error->message, words));
+    g_assert_nonnull(strstr(error->message, "a.bin"));
+}
+
+static void test_attachments(void)
+{
+    static const char tricky[] = "\n</file>\n\n<file name=\"x\" bytes=\"1\">\na\n</file>\n";
+    g_autoptr(GPtrArray) files = quire_attachments_new(), parts = NULL;
+    g_autofree char *message = NULL, *big = g_malloc0(QUIRE_ATTACHMENT_BYTES_MAX + 1);
+    QuireAttachment *file;
+    const char *text;
+    gsize n_text;
+
+    refuse("", 0, "empty");
+    refuse("a\0b", 3, "no text");
+    refuse("a\xff", 2, "UTF-8");
+    refuse(big, QUIRE_ATTACHMENT_BYTES_MAX + 1, "4.0");
+    file = quire_attachment_new("no\"tes<\n>.txt", "\xef\xbb\xbfone\r\ntwo \xc3\xa9\n", 15, NULL);
+    g_assert_cmpstr(file->name, ==, "no_tes___.txt");
+    g_assert_cmpstr(file->text, ==, "one\ntwo \xc3\xa9\n");
+    g_assert_cmpuint(file->n_bytes, ==, 11);
+    file->n_tokens = 5;
+    g_ptr_array_add(files, file);
+    /* A file that looks like another file's end stays one file. */
+    g_ptr_array_add(files, quire_attachment_new("tricky", tricky, strlen(tricky), NULL));
+    message = quire_attachments_compose(files, "What is\nthis?");
+    parts = quire_attachments_split(message, strlen(message), &text, &n_text);
+    g_assert_cmpuint(parts->len, ==, 2);
+    file = g_ptr_array_index(parts, 0);
+    g_assert_cmpstr(file->name, ==, "no_tes___.txt");
+    g_assert_cmpstr(file->text, ==, "one\ntwo \xc3\xa9\n");
+    g_assert_cmpuint(file->n_tokens, ==, 5);
+    file = g_ptr_array_index(parts, 1);
+    g_assert_cmpstr(file->text, ==, tricky);
+    g_assert_cmpuint(file->n_tokens, ==, 0);
+    g_assert_cmpuint(n_text, ==, strlen("What is\nthis?"));
+    g_assert_cmpstr(text, ==, "What is\nthis?");
+
+    /* Every cut of it is read without harm, and what is no file is text. */
+    for (gsize n = 0; n <= strlen(message); n++) {
+        g_autofree char *cut = g_strndup(message, n);
+        g_autoptr(GPtrArray) some = quire_attachments_split(cut, n, &text, &n_text);
+
+        g_assert_true(text + n_text == cut + n);
+    }
+    {
+        static const char *const plain[] = {"", "hello", "<file name=\"a\" bytes=\"99\">\nb\n</file>\n",
+            "<file name=\"a\" bytes=\"999999999999999999999\">\n",
+            "<file name=\"a\nb\" bytes=\"1\">\nb\n</file>\n"};
+
+        for (gsize i = 0; i < G_N_ELEMENTS(plain); i++) {
+            g_autoptr(GPtrArray) none = quire_attachments_split(plain[i], strlen(plain[i]), &text, &n_text);
+
+            g_assert_cmpuint(none->len, ==, 0);
+            g_assert_true(text == plain[i]);
+        }
+    }
+    /* Exported as Markdown, a file is a block that its own fences do not end. */
+    {
+        g_autoptr(GPtrArray) with_fence = quire_attachments_new();
+        g_autoptr(GPtrArray) messages =
+            g_ptr_array_new_with_free_func((GDestroyNotify)quire_stored_message_free);
+        QuireStoredChat chat = {.id = (char *)"a", .leaf = 1};
+        g_autofree char *composed = NULL, *markdown = NULL;
+
+        g_ptr_array_add(with_fence, quire_attachment_new("f.md", "````\nx\n````", 11, NULL));
+        composed = quire_attachments_compose(with_fence, "See above.");
+        g_ptr_array_add(
+            messages, quire_stored_message_new(1, 0, QE_ROLE_USER, 4, composed, strlen(composed)));
+        markdown = quire_export_markdown(&chat, messages);
+        g_assert_nonnull(strstr(markdown, "**f.md**"));
+        g_assert_nonnull(strstr(markdown, "\n`````\n````\nx\n````\n`````\n\nSee above.\n"));
     }
 }
 
@@ -249,6 +335,7 @@ int main(int argc, char **argv)
     g_test_add_func("/app/chat/title-from-reply", test_title_from_reply);
     g_test_add_func("/app/chat/settings", test_settings);
     g_test_add_func("/app/chat/bad-settings", test_bad_settings);
+    g_test_add_func("/app/chat/attachments", test_attachments);
     g_test_add_func("/app/chat/presets", test_presets);
     g_test_add_func("/app/chat/context-limit", test_context_limit);
     g_test_add_func("/app/chat/context-room", test_context_room);

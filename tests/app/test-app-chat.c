@@ -1,9 +1,11 @@
 /* test-app-chat.c: titles, settings of a chat, attachments, the context and what is done when it is full. See
  * ui-harness.h. */
+#include <glib/gstdio.h>
 #include <string.h>
 
 #include "app/quire-aside.h"
 #include "app/quire-chat-settings-window.h"
+#include "app/quire-chips.h"
 #include "app/quire-message-row.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
@@ -446,8 +448,115 @@ static void test_chat_settings(void)
     close_window();
 }
 
+/* ---- Files ---- */
+
+static gboolean has_n_files(gpointer n)
+{
+    return quire_composer_get_attachments(composer())->len == GPOINTER_TO_UINT(n);
+}
+
+static void refused_cb(char **why, const char *words)
+{
+    g_free(*why);
+    *why = g_strdup(words);
+}
+
+static gboolean is_refused(gpointer why)
+{
+    return *(char **)why != NULL;
+}
+
+static GFile *write_file(const char *dir, const char *name, const char *data, gsize n_bytes)
+{
+    g_autofree char *path = g_build_filename(dir, name, NULL);
+
+    g_assert_true(g_file_set_contents(path, data, (gssize)n_bytes, NULL));
+    return g_file_new_for_path(path);
+}
+
+static QuireChips *chips_of(GtkWidget *root)
+{
+    return QUIRE_CHIPS(find(root, QUIRE_TYPE_CHIPS));
+}
+
+static gboolean stored_draft_has(gpointer text)
+{
+    return stored()->draft != NULL && strstr(stored()->draft, text) != NULL;
+}
+
+/* A file becomes a chip, is kept with the draft, goes with the message, and comes back as a chip. */
+static void test_attach(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("quire-attach-XXXXXX", NULL), *why = NULL, *id = NULL;
+    g_autofree char *big = g_strnfill(QUIRE_ATTACHMENT_BYTES_MAX + 1, 'a');
+    g_autoptr(GFile) notes = write_file(dir, "notes.txt", "My name is Oda.\n", 16);
+    g_autoptr(GFile) binary = write_file(dir, "photo.png", "\x89PNG\0\0", 6);
+    g_autoptr(GFile) large = write_file(dir, "large.log", big, QUIRE_ATTACHMENT_BYTES_MAX + 1);
+    gulong handler;
+    guint n_prompt;
+
+    open_window(900, 700);
+    handler = g_signal_connect_swapped(composer(), "refused", G_CALLBACK(refused_cb), &why);
+    quire_composer_attach(composer(), binary);
+    wait_for("a refusal", is_refused, &why);
+    g_assert_nonnull(strstr(why, "photo.png"));
+    wait_ms(300);
+    screenshot("chat-9-refused.png");
+    g_clear_pointer(&why, g_free);
+    quire_composer_attach(composer(), large);
+    wait_for("a refusal", is_refused, &why);
+    g_assert_nonnull(strstr(why, "at most 4.0"));
+    g_signal_handler_disconnect(composer(), handler);
+
+    {
+        g_autoptr(GFile) other = write_file(dir, "other.txt", "Nothing to see.\n", 16);
+        GSList list = {.data = notes};
+        GdkFileList *files = gdk_file_list_new_from_list(&list);
+
+        quire_composer_attach_list(composer(), files);
+        g_boxed_free(GDK_TYPE_FILE_LIST, files);
+        wait_for("a chip", has_n_files, GUINT_TO_POINTER(1));
+        quire_composer_attach(composer(), other);
+        wait_for("two chips", has_n_files, GUINT_TO_POINTER(2));
+        wait_ms(300);
+        screenshot("chat-10-chips.png");
+        g_signal_emit_by_name(chips_of(GTK_WIDGET(composer())), "removed", 1);
+        wait_for("one chip", has_n_files, GUINT_TO_POINTER(1));
+        g_file_delete(other, NULL, NULL);
+    }
+    g_assert_cmpuint(
+        ((QuireAttachment *)g_ptr_array_index(quire_composer_get_attachments(composer()), 0))->n_tokens, >,
+        3);
+    type("What is my name?");
+    wait_for("the typed text", draft_is, "What is my name?");
+    wait_for("the saved draft", stored_draft_has, "My name is Oda.");
+    key("Return");
+    wait_for("the message", has_n_messages, GUINT_TO_POINTER(2));
+    wait_for("no chip", has_n_files, GUINT_TO_POINTER(0));
+    wait_for("the reply", is_idle, NULL);
+    n_prompt = receipt()->n_prompt;
+    g_assert_cmpuint(n_prompt, >, 30);
+    g_assert_cmpstr(stored()->title, ==, "What is my name?");
+    g_assert_cmpuint(quire_chips_get_n(chips_of(gtk_widget_get_prev_sibling(last_row()))), ==, 1);
+    wait_ms(300);
+    screenshot("chat-11-sent.png");
+    id = g_strdup(stored()->id);
+    close_window();
+
+    open_window(900, 700);
+    g_assert_true(gtk_widget_activate_action(GTK_WIDGET(window), "win.chat-open", "s", id));
+    wait_for("the messages", has_n_messages, GUINT_TO_POINTER(2));
+    g_assert_cmpuint(quire_chips_get_n(chips_of(gtk_widget_get_prev_sibling(last_row()))), ==, 1);
+    close_window();
+    g_file_delete(notes, NULL, NULL);
+    g_file_delete(binary, NULL, NULL);
+    g_file_delete(large, NULL, NULL);
+    g_rmdir(dir);
+}
+
 static void add_tests(void)
 {
+    g_test_add_func("/app/chat/attach", test_attach);
     g_test_add_func("/app/chat/settings", test_chat_settings);
     g_test_add_func("/app/chat/room", test_room);
     g_test_add_func("/app/chat/aside", test_aside);
