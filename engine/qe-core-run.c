@@ -102,6 +102,27 @@ static qe_request *pick_victim(qe_core *core, const qe_request *request)
     return victim;
 }
 
+/* The device refused the copy that going on inside a page, or in a longer run of pages, needs: the tokens of that page, or
+ * of all, are computed again instead. false: there are none, so it was no such copy. */
+static bool forget_part(qe_request *request)
+{
+    qe_session *session = request->timeline->session;
+    qe_receipt *receipt = &request->receipt;
+    uint32_t n_cached = qe_session_n_cached(session);
+    bool all = qe_session_get_policy(session)->contiguous;
+    uint32_t n_kept = all ? 0 : n_cached / QK_PAGE_TOKENS * QK_PAGE_TOKENS, n_gone = n_cached - n_kept;
+    if (n_gone == 0)
+        return false;
+    qe_session_uncache(session, n_kept);
+    restart(request);
+    receipt->n_recomputed += n_gone;
+    if (receipt->n_reused > n_kept) {
+        receipt->n_new += receipt->n_reused - n_kept;
+        receipt->n_reused = n_kept;
+    }
+    return true;
+}
+
 /* Pages for the first @n_tokens of @request, and, for a decode row, what it chooses pages by. When there are none: room
  * is made by moving pages to the host, then by dropping
  * idle sessions' (qe-core-tiers.c says in which order); then younger requests give theirs; then
@@ -116,6 +137,10 @@ static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens, 
             return true;
         if (g_error_matches(error, QE_ERROR, QE_ERROR_DEVICE_LOST)) {
             qe_core_lose(core, error->message);
+            g_error_free(error);
+            return false;
+        }
+        if (g_error_matches(error, QE_ERROR, QE_ERROR_REFUSED) && forget_part(request)) {
             g_error_free(error);
             return false;
         }
@@ -245,6 +270,18 @@ static void count_reuse(qe_timeline *t, qe_request *request)
     }
 }
 
+/* Memory that could not be registered holds pages for a later restore; a step cannot read them there. */
+static void drop_unreadable(qe_request *request)
+{
+    qe_timeline *t = request->timeline;
+    uint32_t n_readable = qe_session_first_unreadable(t->session);
+    if (n_readable == qe_session_n_pages(t->session))
+        return;
+    qe_session_uncache(t->session, n_readable * QK_PAGE_TOKENS);
+    t->evicted = true;
+    restart(request);
+}
+
 /* Pages of the session that are on the host come back first, as far as there is room beside those that it will fill. */
 static void restore(qe_core *core, qe_request *request)
 {
@@ -252,13 +289,7 @@ static void restore(qe_core *core, qe_request *request)
     uint32_t n = qe_core_restore(core, t, pages_promised(core, request));
     if (core->lost)
         return;
-    /* Memory that could not be registered holds pages for a later restore; a step cannot read them there. */
-    uint32_t n_readable = qe_session_first_unreadable(t->session);
-    if (n_readable < qe_session_n_pages(t->session)) {
-        qe_session_uncache(t->session, n_readable * QK_PAGE_TOKENS);
-        t->evicted = true;
-        restart(request);
-    }
+    drop_unreadable(request);
     request->restoring = qe_session_n_loading(t->session) > 0;
     request->restore_begun = g_get_monotonic_time();
     /* What came from the disk just now came by way of the host. */
@@ -272,8 +303,16 @@ static void restore(qe_core *core, qe_request *request)
 static bool is_restoring(qe_request *request)
 {
     if (request->restoring && qe_session_n_loading(request->timeline->session) == 0) {
+        qe_receipt *receipt = &request->receipt;
         request->restoring = false;
-        request->receipt.restore_ms += ms_between(request->restore_begun, g_get_monotonic_time());
+        receipt->restore_ms += ms_between(request->restore_begun, g_get_monotonic_time());
+        /* What the device refused to take stays on the host. */
+        uint32_t n_off = qe_session_n_off_device(request->timeline->session) * QK_PAGE_TOKENS;
+        if (n_off > receipt->n_on_host) {
+            receipt->n_restored_host -= MIN(n_off - receipt->n_on_host, receipt->n_restored_host);
+            receipt->n_on_host = n_off;
+            drop_unreadable(request);
+        }
     }
     return request->restoring;
 }

@@ -376,7 +376,8 @@ uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed)
     }
     if (n > 0)
         qe_stats_touch(core->stats);
-    return (uint32_t)n;
+    uint32_t n_now = qe_session_n_loading(t->session); /* less when the device refused some */
+    return n_now > n_loading ? n_now - n_loading : 0;
 }
 
 void qe_core_prefetch(qe_core *core, qe_session_id id)

@@ -17,6 +17,7 @@ typedef enum {
     QE_ERROR_CANCELLED,
     QE_ERROR_NUMERIC, /* NaN or Inf in the logits */
     QE_ERROR_DEVICE_LOST,
+    QE_ERROR_REFUSED,   /* the device refused a copy or a fill, and goes on: nothing was lost */
     QE_ERROR_NOT_FOUND, /* no such session, request or message */
 } qe_error_code;
 

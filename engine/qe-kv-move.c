@@ -14,8 +14,9 @@
 #include <string.h>
 #include "engine/qe-kv-pool.h"
 
-#define MOVE_BYTES (64ull << 20) /* of one move: short enough that a reader of its event does not wait long */
-#define MOVES_MAX  64u           /* of a kind on their way; the rest waits its turn */
+#define MOVE_BYTES    (64ull << 20) /* of one move: short enough that a reader of its event does not wait long */
+#define MOVES_MAX     64u           /* of a kind on their way; the rest waits its turn */
+#define SKIPS_LOG_MAX 8u /* stores refused again and again are tried at every 2nd, 4th, ... 256th chance */
 
 bool qe_kv_pool_has_host(const qe_kv_pool *pool)
 {
@@ -169,10 +170,9 @@ static void fill_copy(const qe_kv_pool *pool, qe_page page, qe_move_kind kind, q
                                : (qk_copy){device, device_offset, host, host_offset, pool->layout.page_bytes};
 }
 
-/* Enqueues one move of @n pages, whose slots are taken and whose states say so. */
-static bool submit(qe_kv_pool *pool, qe_move_kind kind, const qe_page *pages, uint32_t n, GError **error)
+/* Enqueues one move of @n pages. When it cannot and *@begun, some of the copies may be under way all the same. */
+static qk_status enqueue(qe_kv_pool *pool, qe_move_kind kind, const qe_page *pages, uint32_t n, bool *begun)
 {
-    const char *what = kind == MOVE_STORE ? "store" : "load";
     qk_stream stream = kind == MOVE_STORE ? QK_STREAM_TO_HOST : QK_STREAM_TO_DEVICE;
     g_autofree qk_copy *copies = g_new0(qk_copy, n);
     for (uint32_t i = 0; i < n; i++)
@@ -183,6 +183,7 @@ static bool submit(qe_kv_pool *pool, qe_move_kind kind, const qe_page *pages, ui
         status = wait_for(pool, stream, QK_STREAM_TO_DEVICE);
     if (status == QK_OK)
         status = move_new(pool, &move);
+    *begun = status == QK_OK;
     if (status == QK_OK)
         status = qk_copy_submit(pool->backend, stream, copies, n);
     if (status == QK_OK)
@@ -190,10 +191,50 @@ static bool submit(qe_kv_pool *pool, qe_move_kind kind, const qe_page *pages, ui
     if (status != QK_OK) {
         if (move)
             g_ptr_array_add(pool->spare_moves, move);
-        return fail(pool, status, what, error);
+        return status;
     }
     g_array_append_vals(move->pages, pages, n);
     g_queue_push_tail(&pool->moves[kind], move);
+    return QK_OK;
+}
+
+/* Waits for all that is enqueued on @stream: then the slots of a refused move are nobody's again. */
+static qk_status settle(qe_kv_pool *pool, qk_stream stream)
+{
+    qk_status status = qk_event_record(pool->order, stream);
+    return status == QK_OK ? qk_event_wait(pool->order) : status;
+}
+
+/* Enqueues one move of @n pages, whose slots are taken and whose states say so. A device that refuses it, as one does
+ * that is short of memory for the moment, is asked once more when the stream is empty, and then *@refused is set: no copy
+ * is under way and the caller undoes the states. false with @error: the device is lost, or does not say when its copies end. */
+static bool submit(
+    qe_kv_pool *pool, qe_move_kind kind, const qe_page *pages, uint32_t n, bool *refused, GError **error)
+{
+    const char *what = kind == MOVE_STORE ? "store" : "load";
+    qk_status status = QK_OK;
+    *refused = false;
+    for (int try = 0; try < 2; try++) {
+        bool begun;
+        status = enqueue(pool, kind, pages, n, &begun);
+        if (status == QK_OK) {
+            pool->n_refused_in_row = 0;
+            return true;
+        }
+        if (status == QK_DEVICE_LOST)
+            return fail(pool, status, what, error);
+        g_free(pool->refusal);
+        pool->refusal =
+            g_strdup_printf("The device refused to %s %u KV pages, which stay where they are: %s: %s", what,
+                n, qk_status_name(status), qk_backend_error(pool->backend));
+        if (begun)
+            status = settle(pool, kind == MOVE_STORE ? QK_STREAM_TO_HOST : QK_STREAM_TO_DEVICE);
+        if (begun && status != QK_OK)
+            return fail(pool, status, what, error);
+    }
+    pool->counters.n_refused += n;
+    pool->n_refused_in_row++;
+    *refused = true;
     return true;
 }
 
@@ -202,6 +243,7 @@ static uint32_t pages_a_move(const qe_kv_pool *pool)
     return (uint32_t)MAX(MOVE_BYTES / pool->layout.page_bytes, 1);
 }
 
+/* The pages of @batch are to be stored as before: they were not. */
 static void undo_stores(qe_kv_pool *pool, const GArray *batch)
 {
     for (guint i = 0; i < batch->len; i++) {
@@ -209,7 +251,26 @@ static void undo_stores(qe_kv_pool *pool, const GArray *batch)
         info->host = COPY_NONE;
         qe_kv_slots_give(pool->host, info->host_slot);
         pool->n_moving--;
+        info->to_store = true;
+        pool->n_to_store++;
     }
+    g_array_prepend_vals(pool->to_store, batch->data, batch->len);
+}
+
+/* Nothing that waits to be loaded is: what waits for it goes on with the host's copies. */
+static void undo_loads(qe_kv_pool *pool)
+{
+    for (guint i = 0; i < pool->to_load->len; i++) {
+        qe_page page = g_array_index(pool->to_load, qe_page, i);
+        qe_page_info *info = info_of(pool, page);
+        info->device = COPY_NONE;
+        qe_kv_slots_give(pool->device, info->device_slot);
+        pool->n_moving--;
+        pool->n_loading--;
+        if (info->dying)
+            qe_kv_pool_destroy_page(pool, page);
+    }
+    g_array_set_size(pool->to_load, 0);
 }
 
 static bool take_host(qe_kv_pool *pool, qe_slot *slot)
@@ -224,9 +285,14 @@ static bool take_host(qe_kv_pool *pool, qe_slot *slot)
 static bool submit_stores(qe_kv_pool *pool, GError **error)
 {
     uint32_t at = 0, n_batch = pages_a_move(pool);
-    bool ok = true, room = true;
+    bool ok = true, room = true, refused = false;
     g_autoptr(GArray) batch = g_array_new(FALSE, FALSE, sizeof(qe_page));
-    while (ok && room && at < pool->to_store->len && pool->moves[MOVE_STORE].length < MOVES_MAX) {
+    if (pool->n_stores_skipped < (1u << MIN(pool->n_refused_in_row, SKIPS_LOG_MAX)) - 1) {
+        pool->n_stores_skipped++;
+        return true;
+    }
+    pool->n_stores_skipped = 0;
+    while (ok && room && !refused && at < pool->to_store->len && pool->moves[MOVE_STORE].length < MOVES_MAX) {
         g_array_set_size(batch, 0);
         while (at < pool->to_store->len && batch->len < n_batch) {
             qe_page page = g_array_index(pool->to_store, qe_page, at);
@@ -246,13 +312,14 @@ static bool submit_stores(qe_kv_pool *pool, GError **error)
             g_array_append_val(batch, page);
         }
         if (batch->len > 0) {
-            ok = submit(pool, MOVE_STORE, (const qe_page *)(const void *)batch->data, batch->len, error);
-            if (!ok)
-                undo_stores(pool, batch);
+            ok = submit(
+                pool, MOVE_STORE, (const qe_page *)(const void *)batch->data, batch->len, &refused, error);
         }
     }
     if (at > 0)
         g_array_remove_range(pool->to_store, 0, at);
+    if (!ok || refused)
+        undo_stores(pool, batch);
     return ok;
 }
 
@@ -260,15 +327,17 @@ static bool submit_stores(qe_kv_pool *pool, GError **error)
 static bool submit_loads(qe_kv_pool *pool, GError **error)
 {
     uint32_t at = 0, n_batch = pages_a_move(pool);
-    bool ok = true;
-    while (ok && at < pool->to_load->len && pool->moves[MOVE_LOAD].length < MOVES_MAX) {
+    bool ok = true, refused = false;
+    while (ok && !refused && at < pool->to_load->len && pool->moves[MOVE_LOAD].length < MOVES_MAX) {
         uint32_t n = MIN(n_batch, pool->to_load->len - at);
-        ok = submit(pool, MOVE_LOAD, &g_array_index(pool->to_load, qe_page, at), n, error);
-        if (ok)
+        ok = submit(pool, MOVE_LOAD, &g_array_index(pool->to_load, qe_page, at), n, &refused, error);
+        if (ok && !refused)
             at += n;
     }
     if (at > 0)
         g_array_remove_range(pool->to_load, 0, at);
+    if (refused)
+        undo_loads(pool);
     return ok;
 }
 

@@ -122,6 +122,7 @@ void qe_kv_pool_free(qe_kv_pool *pool)
     g_ptr_array_unref(pool->spare_moves);
     g_array_unref(pool->blocks);
     qe_free_map_free(&pool->free_places);
+    g_free(pool->refusal);
     g_free(pool);
 }
 
@@ -135,6 +136,12 @@ int qe_kv_pool_error_code(qk_status status)
     default:
         return QE_ERROR_FAILED;
     }
+}
+
+/* Of a copy or fill that was not enqueued, for whatever reason. */
+static int refusal_code(qk_status status)
+{
+    return status == QK_DEVICE_LOST ? QE_ERROR_DEVICE_LOST : QE_ERROR_REFUSED;
 }
 
 static qe_page_info *info_of(const qe_kv_pool *pool, qe_page page)
@@ -288,7 +295,7 @@ static bool fill_fresh(qe_kv_pool *pool, qe_page page, GError **error)
         qk_fill_submit(pool->backend, QK_STREAM_COMPUTE, slab, offset, pool->layout.page_bytes, NAN_WORD);
     if (status == QK_OK)
         return true;
-    g_set_error(error, QE_ERROR, qe_kv_pool_error_code(status),
+    g_set_error(error, QE_ERROR, refusal_code(status),
         "cannot fill KV page %u of %" G_GUINT64_FORMAT " bytes: %s: %s", page, pool->layout.page_bytes,
         qk_status_name(status), qk_backend_error(pool->backend));
     return false;
@@ -357,7 +364,7 @@ bool qe_kv_page_copy_run(qe_kv_pool *pool, const qe_page *from, const qe_page *t
     qk_status status = n ? qk_copy_submit(pool->backend, QK_STREAM_COMPUTE, copies, n) : QK_OK;
     if (status == QK_OK)
         return true;
-    g_set_error(error, QE_ERROR, qe_kv_pool_error_code(status),
+    g_set_error(error, QE_ERROR, refusal_code(status),
         "cannot copy to KV page %u of %" G_GUINT64_FORMAT " bytes: %s: %s", to[0], pool->layout.page_bytes,
         qk_status_name(status), qk_backend_error(pool->backend));
     return false;
@@ -730,6 +737,11 @@ const qe_kv_slots *qe_kv_pool_host_slots(const qe_kv_pool *pool)
 void qe_kv_pool_get_counters(const qe_kv_pool *pool, qe_kv_counters *out)
 {
     *out = pool->counters;
+}
+
+const char *qe_kv_pool_refusal(const qe_kv_pool *pool)
+{
+    return pool->refusal;
 }
 
 /* ---- The checker ---- */

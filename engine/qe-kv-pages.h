@@ -68,8 +68,8 @@ uint32_t qe_kv_pool_trim_host(
 /* ---- Pages ---- */
 
 /* One reference, state TAIL, a device slot: the lowest free one, so the map stays compact. Cached pages give way. false:
- * the budget is used up or the device gives no more (QE_ERROR_NO_MEMORY; the message has pages, bytes and the limit), or
- * QE_ERROR_DEVICE_LOST. */
+ * the budget is used up or the device gives no more (QE_ERROR_NO_MEMORY; the message has pages, bytes and the limit),
+ * QE_ERROR_REFUSED when it refuses the fill (debug_fill), or QE_ERROR_DEVICE_LOST. */
 bool qe_kv_page_alloc(qe_kv_pool *pool, qe_page *out, GError **error);
 /* @n TAIL pages whose device slots are adjacent. */
 bool qe_kv_page_alloc_run(qe_kv_pool *pool, uint32_t n, qe_page *out, GError **error);
@@ -80,7 +80,7 @@ void qe_kv_page_seal(qe_kv_pool *pool, qe_page page);  /* TAIL -> SEALED; all 16
 bool qe_kv_page_can_unseal(const qe_kv_pool *pool, qe_page page);
 void qe_kv_page_unseal(qe_kv_pool *pool, qe_page page); /* SEALED -> TAIL (rewind into it) */
 /* A TAIL page with the bytes of @page, wherever they are (copy enqueued on COMPUTE); @page keeps its reference. For forks
- * and rewinds that cut into a page that cannot be unsealed. */
+ * and rewinds that cut into a page that cannot be unsealed. As alloc; QE_ERROR_REFUSED: the device refuses the copy. */
 bool qe_kv_page_copy(qe_kv_pool *pool, qe_page page, qe_page *out, GError **error);
 /* Copies the bytes of TAIL or SEALED pages to TAIL pages @to[0..n) (on COMPUTE): a contiguous cache that moves. */
 bool qe_kv_page_copy_run(
@@ -144,7 +144,8 @@ void qe_kv_page_import_done(qe_kv_pool *pool, qe_page page, bool ok);
  * whatever becomes of the page. */
 void qe_kv_page_pin(qe_kv_pool *pool, qe_page page);
 void qe_kv_page_unpin(qe_kv_pool *pool, qe_page page);
-/* Enqueues the copies asked for: stores as far as the host tier has slots, loads all. QE_ERROR_DEVICE_LOST. */
+/* Enqueues the copies asked for: stores as far as the host tier has slots, loads all. A device that refuses some is no
+ * error: pages to store wait for another call, and those to load stay on the host. QE_ERROR_DEVICE_LOST. */
 bool qe_kv_pool_submit_moves(qe_kv_pool *pool, GError **error);
 /* Takes note of copies that have landed. Returns whether there were any. */
 bool qe_kv_pool_poll(qe_kv_pool *pool, GError **error);
@@ -164,8 +165,10 @@ typedef struct {
     uint64_t bytes_stored, bytes_loaded; /* device to host, host to device; landed */
     uint64_t n_found, n_evicted;         /* pages found by name; cached pages that went */
     uint64_t n_found_imported;           /* of the found, imported ones found for the first time */
+    uint64_t n_refused;                  /* pages whose copy the device refused */
 } qe_kv_counters;
 void qe_kv_pool_get_counters(const qe_kv_pool *pool, qe_kv_counters *out);
+const char *qe_kv_pool_refusal(const qe_kv_pool *pool); /* what the device refused last; NULL: nothing */
 
 /* ---- Bounds of pages, for selective attention (qe-kv-bounds.c) ---- */
 

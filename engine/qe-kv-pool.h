@@ -73,6 +73,8 @@ struct qe_kv_pool {
     uint32_t n_moving, n_loading;   /* pages; n_loading counts to_load too */
     uint32_t n_importing, n_pinned; /* pages; those being imported are not moving */
     qe_kv_counters counters;
+    char *refusal; /* of the copy that the device refused last; NULL: none */
+    uint32_t n_refused_in_row, n_stores_skipped;
 
     uint64_t bounds_bytes; /* of a page; 0: pages get none */
     uint32_t block_places;

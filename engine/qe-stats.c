@@ -227,6 +227,8 @@ static void add_pool(qe_snapshot *view, const qe_kv_pool *pool, bool is_host, qe
         host->bytes_pinned += is_host ? 0 : qe_kv_slots_bytes_pinned(slots);
         if (!host->note)
             host->note = g_strdup(qe_kv_slots_note(slots));
+        if (!host->note)
+            host->note = g_strdup(qe_kv_pool_refusal(pool));
     }
     host->bytes_in += counters.bytes_stored;
     host->bytes_out += counters.bytes_loaded;

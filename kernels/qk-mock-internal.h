@@ -76,7 +76,7 @@ struct qk_mock {
     bool quit, lost;
 
     uint64_t random, address_offset, host_offset; /* host_offset: of registered memory's addresses */
-    uint32_t delay_us_max, fail_alloc, lose_at, refuse_register, refuse_copy;
+    uint32_t delay_us_max, fail_alloc, lose_at, refuse_register, refuse_copy, refuse_copies;
     bool want_fresh;
     uint64_t memory_bytes;
     mock_buffer *buffers;

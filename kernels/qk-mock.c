@@ -473,10 +473,12 @@ static qk_status mock_copy_submit(qk_backend *backend, qk_stream stream, const q
     qk_status status = qk_mock_check_lost(mock);
     pthread_mutex_lock(&mock->lock);
     bool refused = n > 0 && mock->refuse_copy > 0 && --mock->refuse_copy == 0;
+    if (refused && mock->refuse_copies > 1) {
+        mock->refuse_copy = 1;
+        mock->refuse_copies -= mock->refuse_copies != QK_MOCK_ALL;
+    }
     pthread_mutex_unlock(&mock->lock);
-    if (status == QK_OK && refused)
-        return qk_mock_fail(mock, QK_NO_MEMORY, "mock: %u copies are refused on request", n);
-    for (uint32_t i = 0; i < n && status == QK_OK; i++) {
+    for (uint32_t i = 0; i < (refused ? n / 2 : n) && status == QK_OK; i++) {
         mock_op *op = calloc(1, sizeof(*op));
         if (op == NULL)
             return qk_mock_fail(mock, QK_NO_MEMORY, "mock: no host memory for a copy");
@@ -489,6 +491,8 @@ static qk_status mock_copy_submit(qk_backend *backend, qk_stream stream, const q
             qk_mock_enqueue(mock, stream, op);
         pthread_mutex_unlock(&mock->lock);
     }
+    if (status == QK_OK && refused)
+        return qk_mock_fail(mock, QK_NO_MEMORY, "mock: of %u copies half are refused on request", n);
     return status;
 }
 
@@ -728,6 +732,7 @@ qk_status qk_mock_open(const qk_mock_options *options, qk_backend **out, char *e
     mock->lose_at = options->lose_at;
     mock->refuse_register = options->refuse_register;
     mock->refuse_copy = options->refuse_copy;
+    mock->refuse_copies = options->refuse_copies;
     mock->want_fresh = options->want_fresh;
     pthread_mutex_init(&mock->lock, NULL);
     pthread_mutex_init(&mock->inner_lock, NULL);
@@ -759,11 +764,12 @@ void qk_mock_lose_at(qk_backend *backend, uint32_t nth)
     pthread_mutex_unlock(&mock->lock);
 }
 
-void qk_mock_refuse_copy(qk_backend *backend, uint32_t nth)
+void qk_mock_refuse_copy(qk_backend *backend, uint32_t nth, uint32_t n)
 {
     qk_mock *mock = (qk_mock *)backend;
     pthread_mutex_lock(&mock->lock);
     mock->refuse_copy = nth;
+    mock->refuse_copies = n;
     pthread_mutex_unlock(&mock->lock);
 }
 

@@ -29,7 +29,9 @@ typedef struct {
         refuse_register; /* the nth registering from now is refused as by a system that pins no more (1 = the next);
                                  QK_MOCK_ALL: each; 0: none */
     uint32_t
-        refuse_copy; /* the nth array of copies from now is refused, QK_NO_MEMORY (1 = the next); 0: none */
+        refuse_copy; /* the nth array of copies from now is refused, QK_NO_MEMORY (1 = the next), though half of it is
+                         under way, as a driver that fails in the midst; 0: none */
+    uint32_t refuse_copies; /* and so many in a row; 0 counts as 1, QK_MOCK_ALL: all from then on */
     bool
         want_fresh; /* a step that writes a page's first token must find the page filled with NaN (all bits set): else
                         it ends as QK_INVALID. For callers that fill each page that they hand out */
@@ -38,10 +40,10 @@ typedef struct {
 } qk_mock_options;
 
 qk_status qk_mock_open(const qk_mock_options *options, qk_backend **out, char *error, size_t error_size);
-void qk_mock_fail_alloc(qk_backend *mock, uint32_t nth);      /* from now */
-void qk_mock_lose_at(qk_backend *mock, uint32_t nth);         /* from now */
-void qk_mock_refuse_register(qk_backend *mock, uint32_t nth); /* from now, or QK_MOCK_ALL, or 0 */
-void qk_mock_refuse_copy(qk_backend *mock, uint32_t nth);     /* from now, or 0 */
+void qk_mock_fail_alloc(qk_backend *mock, uint32_t nth);              /* from now */
+void qk_mock_lose_at(qk_backend *mock, uint32_t nth);                 /* from now */
+void qk_mock_refuse_register(qk_backend *mock, uint32_t nth);         /* from now, or QK_MOCK_ALL, or 0 */
+void qk_mock_refuse_copy(qk_backend *mock, uint32_t nth, uint32_t n); /* from now, so many in a row; or 0 */
 
 typedef struct {
     uint64_t n_steps, n_copies;               /* that ran */

@@ -35,7 +35,7 @@ struct fake_backend {
     qk_backend base;
     qk_context_head context;
     uint32_t n_buffers, n_copies, n_fills;
-    uint32_t faults[FAKE_N_FAULTS];
+    uint32_t faults[FAKE_N_FAULTS], faults_more[FAKE_N_FAULTS];
     bool is_lost, is_late;
     GQueue streams[QK_N_STREAMS]; /* op */
     GMutex lock;                  /* over what registering touches */
@@ -58,7 +58,13 @@ static qk_status fake_fail(fake_backend *fake, qk_status status, const char *wha
 /* Whether this one is to fail. */
 static bool is_due(fake_backend *fake, fake_fault what)
 {
-    return fake->faults[what] > 0 && --fake->faults[what] == 0;
+    if (fake->faults[what] == 0 || --fake->faults[what] > 0)
+        return false;
+    if (fake->faults_more[what] > 0) {
+        fake->faults_more[what]--;
+        fake->faults[what] = 1;
+    }
+    return true;
 }
 
 /* ---- Streams ---- */
@@ -258,15 +264,14 @@ static qk_status fake_copy_submit(qk_backend *backend, qk_stream stream, const q
     fake_backend *fake = (fake_backend *)backend;
     if (fake->is_lost)
         return fake_fail(fake, QK_DEVICE_LOST, "device lost");
-    if (is_due(fake, FAKE_COPY))
-        return fake_fail(fake, QK_NO_MEMORY, "a copy fails on request");
-    for (uint32_t i = 0; i < n; i++) {
+    bool fails = is_due(fake, FAKE_COPY);
+    for (uint32_t i = 0; i < (fails ? n / 2 : n); i++) {
         const qk_copy *c = &copies[i];
         g_assert_true(c->dst_offset <= c->dst->bytes && c->bytes <= c->dst->bytes - c->dst_offset);
         g_assert_true(c->src_offset <= c->src->bytes && c->bytes <= c->src->bytes - c->src_offset);
         enqueue(fake, stream, (op){.kind = OP_COPY, .copy = *c});
     }
-    return QK_OK;
+    return fails ? fake_fail(fake, QK_NO_MEMORY, "a copy fails on request") : QK_OK;
 }
 
 static qk_status fake_fill_submit(
@@ -438,11 +443,17 @@ qk_backend *fake_backend_of(fake_backend *fake)
     return &fake->base;
 }
 
-void fake_backend_fail(fake_backend *fake, fake_fault what, uint32_t nth)
+void fake_backend_fail_run(fake_backend *fake, fake_fault what, uint32_t nth, uint32_t n)
 {
     g_mutex_lock(&fake->lock);
     fake->faults[what] = nth;
+    fake->faults_more[what] = n - 1;
     g_mutex_unlock(&fake->lock);
+}
+
+void fake_backend_fail(fake_backend *fake, fake_fault what, uint32_t nth)
+{
+    fake_backend_fail_run(fake, what, nth, 1);
 }
 
 void fake_backend_fail_none(fake_backend *fake)

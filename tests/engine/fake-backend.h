@@ -31,13 +31,15 @@ typedef enum {
     FAKE_ALLOC,    /* a buffer: QK_NO_MEMORY */
     FAKE_WRAP,     /* a buffer around host memory: QK_NO_MEMORY */
     FAKE_REGISTER, /* QK_UNSUPPORTED */
-    FAKE_COPY,     /* an array of copies, none of which is enqueued: QK_NO_MEMORY */
+    FAKE_COPY,     /* an array of copies, half of which is enqueued all the same: QK_NO_MEMORY */
     FAKE_FILL,     /* QK_NO_MEMORY */
     FAKE_EVENT,    /* a new event: QK_NO_MEMORY */
     FAKE_N_FAULTS
 } fake_fault;
 void fake_backend_fail(
     fake_backend *fake, fake_fault what, uint32_t nth); /* from now, 1 is the next; 0 none */
+void fake_backend_fail_run(
+    fake_backend *fake, fake_fault what, uint32_t nth, uint32_t n); /* and n in a row */
 void fake_backend_fail_none(fake_backend *fake);
 
 void fake_backend_be_late(fake_backend *fake);

@@ -1,6 +1,6 @@
 /* test-engine-tiers-faults.c: conversations in too little memory on a device that fails now and then: an allocation, a
- * copy, a registration of host memory, or the device itself. A turn answers what it would have, or ends with an error that
- * says why; then the next one answers what it would have. And conversations that use each other's pages after one
+ * registration of host memory, or the device itself. A turn answers what it would have, or ends with an error that
+ * says why; then the next one answers what it would have. A copy that the device refuses costs no turn at all. And conversations that use each other's pages after one
  * another: nothing of one comes up in another. */
 #include <string.h>
 #include "kernels/qk-mock.h"
@@ -82,10 +82,12 @@ static void clear_all(et_result results[N_SESSIONS][N_TURNS])
 
 typedef enum { FAIL_ALLOC, FAIL_COPY, FAIL_REGISTER, LOSE, N_KINDS } kind;
 
+static uint32_t n_refused; /* copies in a row */
+
 static void arm(kind what, uint32_t nth)
 {
     qk_mock_fail_alloc(mock, what == FAIL_ALLOC ? nth : 0);
-    qk_mock_refuse_copy(mock, what == FAIL_COPY ? nth : 0);
+    qk_mock_refuse_copy(mock, what == FAIL_COPY ? nth : 0, n_refused);
     qk_mock_refuse_register(mock, what == FAIL_REGISTER ? nth : 0);
     qk_mock_lose_at(mock, what == LOSE ? nth : 0);
 }
@@ -160,11 +162,22 @@ static void talk_under_fault(qe_engine *engine, et_result want[N_SESSIONS][N_TUR
         recover(engine, 0, n_failed);
 }
 
+static void expect_refusal(qe_engine *engine)
+{
+    et_pages_used(engine); /* waits for a publication */
+    const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+    const char *note = s->tiers[QE_TIER_HOST].note;
+    g_assert_nonnull(note);
+    g_assert_nonnull(strstr(note, "refused"));
+    qe_snapshot_unref(s);
+}
+
 static void test_faults(gconstpointer data)
 {
     static const struct {
         uint32_t end, step;
-    } ranges[N_KINDS] = {{10, 1}, {14, 2}, {4, 1}, {90, 7}};
+    } ranges[N_KINDS] = {{10, 1}, {16, 1}, {4, 1}, {90, 7}};
+    static const uint32_t in_row[] = {1, 2, 3, 9, QK_MOCK_ALL};
     kind what = (kind)GPOINTER_TO_INT(data);
     et_result want[N_SESSIONS][N_TURNS] = {0};
     want_all(want);
@@ -173,6 +186,7 @@ static void test_faults(gconstpointer data)
     uint32_t n_failed = 0, nth_alloc = 1;
     qe_engine *engine = engine_with(8, 60);
     for (uint32_t nth = 1, i = 0; nth < ranges[what].end; nth += ranges[what].step, i++) {
+        n_refused = in_row[i % G_N_ELEMENTS(in_row)];
         /* A loss is followed by a recovery in which an allocation fails, another one each time. Pages that others left
          * in the cache leave little to do: only now and then they may be used. */
         talk_under_fault(engine, want, what, nth, i % 4 == 3, what == LOSE ? nth_alloc++ : 0, &n_failed);
@@ -184,7 +198,10 @@ static void test_faults(gconstpointer data)
     if (what == FAIL_REGISTER) {
         talk_under_fault(engine, want, what, QK_MOCK_ALL, false, 0, &n_failed);
         g_assert_cmpuint(n_failed, ==, 0); /* memory that cannot be pinned is used as it is */
-    } else if (what != FAIL_ALLOC) {       /* a host slab that cannot be had is done without */
+    } else if (what == FAIL_COPY) {
+        g_assert_cmpuint(n_failed, ==, 0); /* pages stay where they are, and are copied later */
+        expect_refusal(engine);
+    } else if (what == LOSE) { /* but a host slab that cannot be had is done without */
         g_assert_cmpuint(n_failed, >, 4);
     }
     g_test_message("%u turns and recoveries failed", n_failed);
