@@ -190,6 +190,12 @@ dup_engine_settings (void)
 }
 
 void
+quire_application_restart_engine (QuireApplication *self)
+{
+  start_engine (self);
+}
+
+void
 quire_application_apply_settings (QuireApplication *self)
 {
   g_autofree char *now = dup_engine_settings ();

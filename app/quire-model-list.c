@@ -237,16 +237,6 @@ dup_shipped_dir (void)
   return g_build_filename (data_dir, "demo-model", NULL);
 }
 
-static gboolean
-is_shipped (const char *dir)
-{
-  g_autofree char *shipped = dup_shipped_dir ();
-  g_autofree char *a = g_canonicalize_filename (shipped, NULL);
-  g_autofree char *b = g_canonicalize_filename (dir, NULL);
-
-  return strcmp (a, b) == 0;
-}
-
 void
 quire_model_list_remember (const char *dir)
 {
@@ -257,7 +247,7 @@ quire_model_list_remember (const char *dir)
   g_auto (GStrv) all = NULL;
 
   /* Settings hold UTF-8. */
-  if (is_shipped (path) || !g_utf8_validate (path, -1, NULL)
+  if (quire_model_is_shipped (path) || !g_utf8_validate (path, -1, NULL)
       || g_strv_contains ((const char *const *)folders, path))
     return;
   for (guint i = 0; folders[i] != NULL; i++)
@@ -291,7 +281,7 @@ add_item (QuireModelList *self, const char *dir)
   for (guint i = 0; i < self->items->len; i++)
     if (strcmp (quire_model_item_get_dir (g_ptr_array_index (self->items, i)), path) == 0)
       return FALSE;
-  g_ptr_array_add (self->items, item_new (self->client, path, is_shipped (path)));
+  g_ptr_array_add (self->items, item_new (self->client, path, quire_model_is_shipped (path)));
   g_list_model_items_changed (G_LIST_MODEL (self), self->items->len - 1, 0, 1);
   return TRUE;
 }
