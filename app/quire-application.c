@@ -7,6 +7,10 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-keeper.h"
+#include "app/quire-limits.h"
+#include "app/quire-model-list.h"
+#include "app/quire-models-window.h"
 #include "app/quire-paths.h"
 #include "app/quire-preferences-window.h"
 #include "app/quire-settings.h"
@@ -18,6 +22,8 @@ struct _QuireApplication
 
   QuireEngineClient *client;
   QuireHistory *history;
+  QuireKeeper *keeper;
+  char *applied; /* what the engine was started with, see dup_engine_settings() */
   char *model;   /* --model, or NULL */
   char *backend; /* --backend, or NULL */
   gboolean loaded, restored;
@@ -47,12 +53,16 @@ show_error (QuireApplication *self, const char *text)
       quire_window_show_model_error (l->data, text);
 }
 
+static char *dup_engine_settings (void);
+
 static void
 start_engine (QuireApplication *self)
 {
   QuireEngineSettings settings;
   g_autoptr (GError) error = NULL;
 
+  g_free (self->applied);
+  self->applied = dup_engine_settings ();
   quire_settings_get_engine (self->backend, &settings);
   if (!quire_engine_client_start (self->client, &settings.options, &error))
     show_error (self, error->message);
@@ -68,6 +78,15 @@ load_model (QuireApplication *self)
   self->loaded = TRUE;
   show_error (self, NULL);
   quire_engine_client_load (self->client, dir);
+}
+
+void
+quire_application_load_model (QuireApplication *self, const char *dir)
+{
+  g_clear_pointer (&self->model, g_free);
+  quire_model_list_remember (dir);
+  g_settings_set_string (quire_settings_get_default (), "model-folder", dir);
+  load_model (self);
 }
 
 typedef struct
@@ -86,11 +105,7 @@ chosen_cb (GObject *source, GAsyncResult *result, gpointer user_data)
   g_autoptr (qe_model_info) info = quire_model_info_read_finish (result, &error);
 
   if (info != NULL)
-    {
-      g_clear_pointer (&self->model, g_free);
-      g_settings_set_string (quire_settings_get_default (), "model-folder", choice->dir);
-      load_model (self);
-    }
+    quire_application_load_model (self, choice->dir);
   else if (QUIRE_IS_WINDOW (choice->window)
            && gtk_widget_get_realized (GTK_WIDGET (choice->window)))
     quire_window_show_model_error (QUIRE_WINDOW (choice->window), error->message);
@@ -174,16 +189,20 @@ dup_engine_settings (void)
       g_settings_get_boolean (settings, "disk-tier"), g_settings_get_uint (settings, "disk-mib"));
 }
 
-static void
-preferences_closed_cb (GtkWindow *window, gpointer user_data)
+void
+quire_application_restart_engine (QuireApplication *self)
 {
-  QuireApplication *self = user_data;
-  const char *before = g_object_get_data (G_OBJECT (window), "quire-before");
+  start_engine (self);
+}
+
+void
+quire_application_apply_settings (QuireApplication *self)
+{
   g_autofree char *now = dup_engine_settings ();
   g_autofree char *dir = quire_settings_dup_model_dir ();
   guint cache_mib = g_settings_get_uint (quire_settings_get_default (), "cache-mib");
 
-  if (strcmp (before, now) != 0)
+  if (g_strcmp0 (self->applied, now) != 0)
     start_engine (self);
   else
     quire_engine_client_set_cache (self->client, (guint64)cache_mib * 1024 * 1024);
@@ -201,9 +220,41 @@ preferences_action (GSimpleAction *action, GVariant *parameter, gpointer user_da
   if (QUIRE_IS_PREFERENCES_WINDOW (parent))
     return;
   window = quire_preferences_window_new (parent);
-  g_object_set_data_full (G_OBJECT (window), "quire-before", dup_engine_settings (), g_free);
-  g_signal_connect_object (window, "unrealize", G_CALLBACK (preferences_closed_cb), self, 0);
+  g_signal_connect_object (window, "unrealize", G_CALLBACK (quire_application_apply_settings), self,
+                           G_CONNECT_SWAPPED);
   gtk_window_present (window);
+}
+
+static void
+models_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_models_window_present (user_data, gtk_application_get_active_window (user_data));
+}
+
+static void
+limits_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  const char *tier = g_variant_get_string (parameter, NULL);
+
+  quire_limits_present (gtk_application_get_active_window (user_data),
+                        g_str_equal (tier, "disk")   ? QE_TIER_DISK
+                        : g_str_equal (tier, "host") ? QE_TIER_HOST
+                                                     : QE_TIER_GPU);
+}
+
+static void
+release_memory_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  quire_keeper_release_now (QUIRE_APPLICATION (user_data)->keeper);
+}
+
+static void
+update_release_action (QuireApplication *self)
+{
+  GAction *action = g_action_map_lookup_action (G_ACTION_MAP (self), "release-memory");
+
+  g_simple_action_set_enabled (G_SIMPLE_ACTION (action),
+                               quire_engine_client_is_ready (self->client));
 }
 
 /* ---- Start ---- */
@@ -244,6 +295,10 @@ quire_application_startup (GApplication *application)
     gtk_application_set_accels_for_action (GTK_APPLICATION (self), keys[i].action, keys[i].accels);
   gtk_window_set_default_icon_name (QUIRE_APP_ID);
   self->client = quire_engine_client_new ();
+  self->keeper = quire_keeper_new (self->client);
+  g_signal_connect_object (self->client, "status-changed", G_CALLBACK (update_release_action), self,
+                           G_CONNECT_SWAPPED);
+  update_release_action (self);
   {
     g_autofree char *path = quire_dup_history_path ();
 
@@ -334,6 +389,7 @@ quire_application_shutdown (GApplication *application)
   QuireApplication *self = QUIRE_APPLICATION (application);
 
   G_APPLICATION_CLASS (quire_application_parent_class)->shutdown (application);
+  g_clear_object (&self->keeper);
   g_clear_object (&self->client);
   quire_history_close (self->history);
   g_settings_sync ();
@@ -344,8 +400,10 @@ quire_application_finalize (GObject *object)
 {
   QuireApplication *self = QUIRE_APPLICATION (object);
 
+  g_clear_object (&self->keeper);
   g_clear_object (&self->client);
   g_clear_object (&self->history);
+  g_free (self->applied);
   g_free (self->model);
   g_free (self->backend);
   G_OBJECT_CLASS (quire_application_parent_class)->finalize (object);
@@ -379,6 +437,9 @@ quire_application_init (QuireApplication *self)
     { "new-window", new_window_action, NULL, NULL, NULL, { 0 } },
     { "about", about_action, NULL, NULL, NULL, { 0 } },
     { "preferences", preferences_action, NULL, NULL, NULL, { 0 } },
+    { "models", models_action, NULL, NULL, NULL, { 0 } },
+    { "limits", limits_action, "s", NULL, NULL, { 0 } },
+    { "release-memory", release_memory_action, NULL, NULL, NULL, { 0 } },
   };
 
   g_application_add_main_option_entries (G_APPLICATION (self), options);

@@ -15,5 +15,11 @@ QuireEngineClient *quire_application_get_client (QuireApplication *self);
 QuireHistory *quire_application_get_history (QuireApplication *self);
 /* Checks @dir on a worker; then remembers it and loads it, or shows in @window why not. */
 void quire_application_choose_model (QuireApplication *self, const char *dir, GtkWindow *window);
+/* Remembers @dir, which is known to hold a model, and loads it. */
+void quire_application_load_model (QuireApplication *self, const char *dir);
+/* Ends the engine and starts another one with the settings and the cards of now. Chats stay. */
+void quire_application_restart_engine (QuireApplication *self);
+/* The engine takes the settings of now: a running one where it can, else it begins anew. */
+void quire_application_apply_settings (QuireApplication *self);
 
 G_END_DECLS

@@ -14,8 +14,10 @@
 #include "app/quire-announcer.h"
 #include "app/quire-chat-settings-window.h"
 #include "app/quire-compare-window.h"
+#include "app/quire-empty-page.h"
 #include "app/quire-find-bar.h"
 #include "app/quire-message-row.h"
+#include "app/quire-model-bar.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
 
@@ -33,10 +35,7 @@ struct _QuireChatView
   QuireConversation *conversation;
   GSimpleActionGroup *actions;
   GtkWidget *stack;
-  GtkInfoBar *model_bar; /* another model wrote this chat */
-  GtkLabel *model_label;
-  GtkWidget *load_button, *continue_button;
-  gboolean model_accepted; /* the user goes on with the model that is loaded */
+  QuireModelBar *model_bar; /* another model wrote this chat */
   GtkWidget *status_page;
   AdwToastOverlay *toasts;
   GtkWidget *scrolled;
@@ -286,6 +285,11 @@ begin_turn (QuireChatView *self, QuireTurnSettings *settings)
 
   if (!quire_engine_client_is_ready (client))
     return FALSE;
+  if (quire_model_bar_is_asking (self->model_bar))
+    {
+      quire_composer_show_hint (self->composer, _ ("Choose above which model goes on"));
+      return FALSE;
+    }
   quire_settings_get_turn (quire_engine_client_get_status (client)->model, settings);
   quire_conversation_get_settings (self->conversation, &own);
   quire_chat_settings_apply (&own, settings);
@@ -506,110 +510,19 @@ take_in_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 static void
 suggest_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
-  quire_chat_view_send (user_data, g_variant_get_string (parameter, NULL));
-}
+  QuireChatView *self = user_data;
 
-/* ---- The model that wrote it ---- */
-
-/* One model is loaded at a time. Nothing is loaded or continued unless the user says so. */
-static void
-update_model_bar (QuireChatView *self)
-{
-  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
-  const qe_engine_status *status = quire_engine_client_get_status (client);
-  const QuireStoredChat *chat
-      = quire_history_item_get (quire_conversation_get_item (self->conversation));
-  g_autofree char *digest = status->model != NULL ? quire_model_dup_digest (status->model) : NULL;
-  gboolean other = digest != NULL && chat->model_digest != NULL && chat->model_name != NULL
-                   && g_list_model_get_n_items (G_LIST_MODEL (self->conversation)) > 0
-                   && strcmp (digest, chat->model_digest) != 0 && !self->model_accepted;
-
-  if (other)
-    {
-      g_autofree char *name = quire_model_dup_name (status->model);
-      g_autofree char *text
-          = g_strdup_printf (_ ("This chat used %s, which is not loaded."), chat->model_name);
-      /* Translators: the name of the model that is loaded. */
-      g_autofree char *go_on = g_strdup_printf (_ ("Continue with %s"), name);
-
-      gtk_label_set_text (self->model_label, text);
-      gtk_button_set_label (GTK_BUTTON (self->continue_button), go_on);
-      gtk_widget_set_visible (self->load_button,
-                              chat->model_dir != NULL
-                                  && g_file_test (chat->model_dir, G_FILE_TEST_IS_DIR));
-    }
-  gtk_info_bar_set_revealed (self->model_bar, other);
-  gtk_widget_set_visible (GTK_WIDGET (self->model_bar), other);
-}
-
-static void
-model_response_cb (QuireChatView *self, int response)
-{
-  const QuireStoredChat *chat
-      = quire_history_item_get (quire_conversation_get_item (self->conversation));
-
-  if (response == GTK_RESPONSE_ACCEPT)
-    self->model_accepted = TRUE;
+  /* One that waits for its model goes by the composer, as what is typed does. */
+  if (quire_engine_client_is_ready (quire_conversation_get_client (self->conversation)))
+    quire_chat_view_send (self, g_variant_get_string (parameter, NULL));
   else
-    gtk_widget_activate_action (GTK_WIDGET (self), "win.load-model", "s", chat->model_dir);
-  update_model_bar (self);
-  quire_composer_grab_focus (self->composer);
-}
-
-static GtkWidget *
-model_bar_new (QuireChatView *self)
-{
-  GtkWidget *bar = gtk_info_bar_new (), *label = gtk_label_new (NULL);
-
-  self->model_bar = GTK_INFO_BAR (bar);
-  self->model_label = GTK_LABEL (label);
-  gtk_label_set_wrap (self->model_label, TRUE);
-  gtk_label_set_wrap_mode (self->model_label, PANGO_WRAP_WORD_CHAR);
-  gtk_label_set_xalign (self->model_label, 0);
-  gtk_widget_set_hexpand (label, TRUE);
-  gtk_info_bar_add_child (self->model_bar, label);
-  self->load_button = gtk_info_bar_add_button (self->model_bar, _ ("_Load"), GTK_RESPONSE_APPLY);
-  self->continue_button
-      = gtk_info_bar_add_button (self->model_bar, _ ("Continue"), GTK_RESPONSE_ACCEPT);
-  /* A long name must not widen the window. */
-  gtk_label_set_ellipsize (GTK_LABEL (gtk_button_get_child (GTK_BUTTON (self->continue_button))),
-                           PANGO_ELLIPSIZE_END);
-  gtk_info_bar_set_message_type (self->model_bar, GTK_MESSAGE_OTHER);
-  gtk_widget_set_visible (bar, FALSE);
-  g_signal_connect_swapped (bar, "response", G_CALLBACK (model_response_cb), self);
-  return bar;
+    {
+      quire_composer_set_text (self->composer, g_variant_get_string (parameter, NULL));
+      quire_composer_send (self->composer);
+    }
 }
 
 /* ---- Engine ---- */
-
-static void
-status_changed_cb (QuireChatView *self)
-{
-  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
-  const qe_engine_status *status = quire_engine_client_get_status (client);
-  g_autofree char *description = NULL;
-  const char *private = _ ("Nothing you write leaves this computer.");
-  GtkWidget *suggestions = adw_status_page_get_child (ADW_STATUS_PAGE (self->status_page));
-
-  if (status->state == QE_ENGINE_READY && status->model != NULL)
-    {
-      g_autofree char *name = quire_model_dup_name (status->model);
-
-      /* Translators: the model's name, then "Nothing you write leaves this computer." */
-      description = g_strdup_printf (_ ("%s is ready. %s"), name, private);
-    }
-  else if (status->state == QE_ENGINE_LOADING)
-    description = g_strdup (_ ("The model is being loaded."));
-  else
-    description = g_strdup (_ ("Choose a model to start."));
-  {
-    g_autofree char *escaped = g_markup_escape_text (description, -1);
-    adw_status_page_set_description (ADW_STATUS_PAGE (self->status_page), escaped);
-  }
-  gtk_widget_set_sensitive (suggestions, status->state == QE_ENGINE_READY);
-  update_model_bar (self);
-  update_actions (self);
-}
 
 static void
 snapshot_changed_cb (QuireChatView *self)
@@ -667,31 +580,6 @@ quire_chat_view_is_untouched (QuireChatView *self)
 }
 
 /* ---- Building ---- */
-
-static GtkWidget *
-suggestions_new (void)
-{
-  const char *texts[] = {
-    /* Translators: three messages to begin with. The shipped model understands English and some Chinese only. */
-    N_ ("My name is Oda."),
-    N_ ("What is a KV cache?"),
-    N_ ("Tell me a story."),
-  };
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
-
-  gtk_widget_set_halign (box, GTK_ALIGN_CENTER);
-  for (gsize i = 0; i < G_N_ELEMENTS (texts); i++)
-    {
-      GtkWidget *button = gtk_button_new_with_label (_ (texts[i]));
-
-      gtk_widget_add_css_class (button, "pill");
-      gtk_widget_add_css_class (button, "quire-suggestion");
-      gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "chat.suggest");
-      gtk_actionable_set_action_target (GTK_ACTIONABLE (button), "s", _ (texts[i]));
-      gtk_box_append (GTK_BOX (box), button);
-    }
-  return box;
-}
 
 static GtkWidget *
 clamp_new (GtkWidget *child)
@@ -801,20 +689,16 @@ build (QuireChatView *self)
   QuireEngineClient *client = quire_conversation_get_client (self->conversation);
   GtkDropTarget *drop;
 
-  self->status_page = adw_status_page_new ();
-  gtk_widget_add_css_class (self->status_page, "compact");
-  gtk_widget_add_css_class (self->status_page, "quire-empty");
-  adw_status_page_set_icon_name (ADW_STATUS_PAGE (self->status_page), QUIRE_APP_ID);
-  adw_status_page_set_title (ADW_STATUS_PAGE (self->status_page), _ ("Start a Chat"));
-  adw_status_page_set_child (ADW_STATUS_PAGE (self->status_page), suggestions_new ());
-
+  self->status_page = quire_empty_page_new (client);
   self->stack = gtk_stack_new ();
   gtk_stack_add_named (GTK_STACK (self->stack), self->status_page, "empty");
   gtk_stack_add_named (GTK_STACK (self->stack), transcript_new (self), "transcript");
   self->toasts = ADW_TOAST_OVERLAY (adw_toast_overlay_new ());
   adw_toast_overlay_set_child (self->toasts, self->stack);
   gtk_widget_set_vexpand (GTK_WIDGET (self->toasts), TRUE);
-  gtk_box_append (GTK_BOX (self), model_bar_new (self));
+  self->model_bar = QUIRE_MODEL_BAR (quire_model_bar_new (self->conversation));
+  g_signal_connect_swapped (self->model_bar, "chosen", G_CALLBACK (gtk_widget_grab_focus), self);
+  gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->model_bar));
   self->find_bar
       = QUIRE_FIND_BAR (quire_find_bar_new (self->rows, GTK_SCROLLED_WINDOW (self->scrolled)));
   g_signal_connect_swapped (self->find_bar, "closed", G_CALLBACK (gtk_widget_grab_focus), self);
@@ -835,11 +719,7 @@ build (QuireChatView *self)
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (update_actions), self,
                            G_CONNECT_SWAPPED);
-  g_signal_connect_object (self->conversation, "notify::running", G_CALLBACK (update_model_bar),
-                           self, G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "notify::loaded", G_CALLBACK (snapshot_changed_cb),
-                           self, G_CONNECT_SWAPPED);
-  g_signal_connect_object (self->conversation, "notify::loaded", G_CALLBACK (update_model_bar),
                            self, G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "settings-changed", G_CALLBACK (settings_changed_cb),
                            self, G_CONNECT_SWAPPED);
@@ -847,7 +727,7 @@ build (QuireChatView *self)
                            self, G_CONNECT_SWAPPED);
   g_signal_connect_object (self->conversation, "news", G_CALLBACK (news_cb), self,
                            G_CONNECT_SWAPPED);
-  g_signal_connect_object (client, "status-changed", G_CALLBACK (status_changed_cb), self,
+  g_signal_connect_object (client, "status-changed", G_CALLBACK (update_actions), self,
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (client, "snapshot-changed", G_CALLBACK (snapshot_changed_cb), self,
                            G_CONNECT_SWAPPED);
@@ -864,7 +744,7 @@ build (QuireChatView *self)
                              G_CONNECT_SWAPPED);
   }
   settings_changed_cb (self);
-  status_changed_cb (self);
+  update_actions (self);
   snapshot_changed_cb (self);
 }
 

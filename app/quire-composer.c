@@ -45,7 +45,8 @@ struct _QuireComposer
   QuireContextRing *ring;
   GtkWidget *button;
 
-  gboolean composing; /* the input method holds text */
+  gboolean send_later; /* when the model is there again */
+  gboolean composing;  /* the input method holds text */
   gint64 running_since_us;
   gint64 asked_us;
   guint count_id, hint_id;
@@ -156,6 +157,14 @@ update_tokens (QuireComposer *self)
   update_ring (self);
 }
 
+/* The model is there as soon as somebody sends. */
+static gboolean
+is_asleep (QuireComposer *self)
+{
+  return quire_engine_client_get_status (quire_conversation_get_client (self->conversation))->state
+         == QE_ENGINE_RELEASED;
+}
+
 static void
 update_button (QuireComposer *self)
 {
@@ -169,8 +178,9 @@ update_button (QuireComposer *self)
   gtk_widget_set_tooltip_text (self->button, tooltip);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->button), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   running ? _ ("Stop") : _ ("Send"), -1);
-  gtk_widget_set_sensitive (self->button,
-                            running || (ready && excess (self) == 0 && has_text (self)));
+  gtk_widget_set_sensitive (
+      self->button,
+      running || ((ready || is_asleep (self)) && excess (self) == 0 && has_text (self)));
   if (running)
     gtk_widget_remove_css_class (self->button, "suggested-action");
   else
@@ -185,8 +195,9 @@ update_placeholder (QuireComposer *self)
 
   gtk_widget_set_visible (self->placeholder,
                           gtk_text_buffer_get_char_count (self->buffer) == 0 && !self->composing);
-  gtk_label_set_text (GTK_LABEL (self->placeholder),
-                      ready ? _ ("Write a message") : _ ("Choose a model to start"));
+  gtk_label_set_text (GTK_LABEL (self->placeholder), ready || is_asleep (self)
+                                                         ? _ ("Write a message")
+                                                         : _ ("Choose a model to start"));
 }
 
 /* ---- Hints ---- */
@@ -201,8 +212,8 @@ hint_over_cb (gpointer user_data)
   return G_SOURCE_REMOVE;
 }
 
-static void
-show_hint (QuireComposer *self, const char *hint)
+void
+quire_composer_show_hint (QuireComposer *self, const char *hint)
 {
   g_clear_handle_id (&self->hint_id, g_source_remove);
   gtk_label_set_text (self->hint, hint);
@@ -465,16 +476,24 @@ quire_composer_send (QuireComposer *self)
 
   if (quire_conversation_is_running (self->conversation))
     {
-      show_hint (self, _ ("Stop the reply first (Esc)"));
+      quire_composer_show_hint (self, _ ("Stop the reply first (Esc)"));
       return FALSE;
     }
   if (!has_text (self) || excess (self) > 0)
     return FALSE;
+  if (is_asleep (self))
+    {
+      self->send_later = TRUE;
+      quire_composer_show_hint (self, _ ("The model comes back, then this is sent"));
+      quire_engine_client_recover (client);
+      return FALSE;
+    }
   if (!quire_engine_client_is_ready (client))
     {
-      show_hint (self, quire_engine_client_get_status (client)->state == QE_ENGINE_LOADING
-                           ? _ ("The model is still loading")
-                           : _ ("Choose a model first"));
+      quire_composer_show_hint (self,
+                                quire_engine_client_get_status (client)->state == QE_ENGINE_LOADING
+                                    ? _ ("The model is still loading")
+                                    : _ ("Choose a model first"));
       return FALSE;
     }
 
@@ -622,6 +641,12 @@ status_changed_cb (QuireComposer *self)
     }
   update_placeholder (self);
   update_button (self);
+  if (self->send_later && status->state != QE_ENGINE_LOADING && !is_asleep (self))
+    {
+      self->send_later = FALSE;
+      if (status->state == QE_ENGINE_READY)
+        quire_composer_send (self);
+    }
 }
 
 void

@@ -26,6 +26,8 @@ void quire_composer_attach_list (QuireComposer *self, GdkFileList *list);
 void quire_composer_choose_files (QuireComposer *self);
 /* (element-type QuireAttachment) Borrowed. */
 GPtrArray *quire_composer_get_attachments (QuireComposer *self);
+/* Shows @hint for some seconds. */
+void quire_composer_show_hint (QuireComposer *self, const char *hint);
 void quire_composer_clear (QuireComposer *self);
 void quire_composer_grab_focus (QuireComposer *self);
 /* As the Send key does. FALSE when there is nothing to send, or it cannot be sent now; then the hint says why. */

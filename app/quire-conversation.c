@@ -12,6 +12,7 @@
 
 #include "app/quire-aside.h"
 #include "app/quire-attachment.h"
+#include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
 #include "app/quire-title.h"
 #include "app/quire-tree.h"
@@ -902,6 +903,7 @@ quire_conversation_pump (QuireConversation *self)
     self->in_step = FALSE;
   if (update.state == QE_REQUEST_DONE)
     {
+      quire_reading_speed_note (self->client, &update.receipt);
       save_reply_now (self);
       end_request (self);
       if (update.finish == QE_FINISH_STOP || update.finish == QE_FINISH_LENGTH)

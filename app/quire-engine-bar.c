@@ -34,7 +34,7 @@ static void
 set_button (GtkWidget *button, const char *label, const char *action)
 {
   gtk_widget_set_visible (button, label != NULL);
-  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), action);
+  gtk_actionable_set_detailed_action_name (GTK_ACTIONABLE (button), action != NULL ? action : "");
   if (label != NULL)
     gtk_button_set_label (GTK_BUTTON (button), label);
 }
@@ -126,6 +126,33 @@ show_cpu_note (QuireEngineBar *self, const char *reason)
   self->note = TRUE;
 }
 
+/* Lost, or not to be had again: the engine's words say which. */
+static void
+show_lost (QuireEngineBar *self, const qe_engine_status *status)
+{
+  gboolean memory = g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY);
+
+  if (status->error == NULL || g_error_matches (status->error, QE_ERROR, QE_ERROR_DEVICE_LOST))
+    show (self, GTK_MESSAGE_ERROR, _ ("The GPU was lost. The conversations are safe."),
+          _ ("Reload Model"), "win.recover", NULL, NULL);
+  else
+    show (self, GTK_MESSAGE_ERROR, status->error->message, _ ("Reload Model"), "win.recover",
+          memory ? _ ("Limits…") : NULL, memory ? "app.limits::gpu" : NULL);
+}
+
+static void
+show_released (QuireEngineBar *self, const qe_engine_status *status)
+{
+  const char *why = quire_engine_client_get_release_reason (self->client);
+  g_autofree char *name
+      = status->model != NULL ? quire_model_dup_name (status->model) : g_strdup ("");
+  /* Translators: a model's name, then why it is not in memory: "Its memory was given back." */
+  g_autofree char *text = g_strdup_printf (_ ("%s is not loaded. %s It comes back when you send."),
+                                           name, why != NULL ? why : "");
+
+  show (self, GTK_MESSAGE_OTHER, text, _ ("Load"), "win.recover", NULL, NULL);
+}
+
 static void
 update (QuireEngineBar *self)
 {
@@ -139,11 +166,15 @@ update (QuireEngineBar *self)
     }
 
   if (status->state == QE_ENGINE_LOST)
-    show (self, GTK_MESSAGE_ERROR, _ ("The device was lost. The conversations are safe."),
-          _ ("Reload Model"), "win.recover", NULL, NULL);
+    show_lost (self, status);
+  else if (status->state == QE_ENGINE_RELEASED)
+    show_released (self, status);
   else if (status->state == QE_ENGINE_FAILED && status->error != NULL)
     show (self, GTK_MESSAGE_ERROR, status->error->message, _ ("Choose Model…"), "win.choose-model",
-          _ ("Try Again"), "win.reload");
+          g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? _ ("Limits…")
+                                                                        : _ ("Try Again"),
+          g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? "app.limits::gpu"
+                                                                        : "win.reload");
   else if (self->error != NULL)
     {
       show (self, GTK_MESSAGE_ERROR, self->error, _ ("Choose Model…"), "win.choose-model", NULL,

@@ -27,6 +27,8 @@ struct _QuireEngineClient
   QuireMachine *machine; /* with a plan for planned_dir; NULL until it was read */
   char *planned_dir;
   GCancellable *planning;
+  char *release_reason;
+  gint64 last_use_us;
 };
 
 G_DEFINE_FINAL_TYPE (QuireEngineClient, quire_engine_client, G_TYPE_OBJECT)
@@ -126,6 +128,8 @@ quire_engine_client_get_plan (QuireEngineClient *self)
 
 /* ---- Following the engine ---- */
 
+static void use (QuireEngineClient *self);
+
 static gboolean
 status_equal (const qe_engine_status *a, const qe_engine_status *b)
 {
@@ -149,6 +153,8 @@ fetch_status (QuireEngineClient *self)
       return;
     }
 
+  if (status.state == QE_ENGINE_READY)
+    use (self);
   qe_engine_status_clear (&self->status);
   self->status = status;
   read_plan (self);
@@ -168,6 +174,8 @@ fetch_snapshot (QuireEngineClient *self)
 
   g_clear_pointer (&self->snapshot, qe_snapshot_unref);
   self->snapshot = snapshot;
+  if (snapshot->n_running + snapshot->n_queued > 0)
+    use (self);
   g_signal_emit (self, signals[SNAPSHOT_CHANGED], 0);
 }
 
@@ -291,6 +299,53 @@ quire_engine_client_recover (QuireEngineClient *self)
     qe_engine_recover (self->engine);
 }
 
+void
+quire_engine_client_release (QuireEngineClient *self, const char *why)
+{
+  if (!quire_engine_client_is_ready (self))
+    return;
+  g_free (self->release_reason);
+  self->release_reason = g_strdup (why);
+  qe_engine_release (self->engine);
+  wake (self->wake);
+}
+
+const char *
+quire_engine_client_get_release_reason (QuireEngineClient *self)
+{
+  return self->status.state == QE_ENGINE_RELEASED ? self->release_reason : NULL;
+}
+
+void
+quire_engine_client_check (QuireEngineClient *self)
+{
+  if (self->engine != NULL)
+    qe_engine_check (self->engine);
+}
+
+gint64
+quire_engine_client_get_last_use (QuireEngineClient *self)
+{
+  return self->last_use_us;
+}
+
+guint64
+quire_engine_client_get_device_bytes (QuireEngineClient *self)
+{
+  const qe_snapshot *snapshot = self->snapshot;
+
+  if (snapshot == NULL || snapshot->device.memory_total == 0)
+    return 0;
+  return snapshot->device.weights + snapshot->device.workspace
+         + snapshot->tiers[QE_TIER_GPU].bytes_reserved;
+}
+
+static void
+use (QuireEngineClient *self)
+{
+  self->last_use_us = g_get_monotonic_time ();
+}
+
 const char *
 quire_engine_client_get_model_dir (QuireEngineClient *self)
 {
@@ -354,6 +409,7 @@ quire_engine_client_set_session_cache (QuireEngineClient *self, qe_session_id se
 void
 quire_engine_client_prefetch (QuireEngineClient *self, qe_session_id session)
 {
+  use (self);
   if (self->engine != NULL && session != 0)
     qe_engine_prefetch_session (self->engine, session);
 }
@@ -394,6 +450,7 @@ quire_engine_client_generate_aside (QuireEngineClient *self, qe_generate_params 
 {
   if (!need_engine (self, error))
     return NULL;
+  use (self);
   params->wakeup = wake;
   params->wakeup_user = self->wake;
   return qe_engine_generate (self->engine, params, error);
@@ -450,6 +507,7 @@ quire_engine_client_count_list_async (QuireEngineClient *self, const char *const
   qe_tokenizer *tokenizer = self->engine != NULL ? qe_engine_dup_tokenizer (self->engine) : NULL;
   CountJob *job;
 
+  use (self); /* somebody writes */
   if (tokenizer == NULL)
     {
       g_task_return_new_error (task, QE_ERROR, QE_ERROR_FAILED, "No model is loaded.");
@@ -596,6 +654,7 @@ quire_engine_client_finalize (GObject *object)
   g_free (self->backend);
   g_free (self->device);
   g_free (self->disk_dir);
+  g_free (self->release_reason);
   g_free (self->model_dir);
   G_OBJECT_CLASS (quire_engine_client_parent_class)->finalize (object);
 }

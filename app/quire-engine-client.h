@@ -29,6 +29,17 @@ gboolean quire_engine_client_start (QuireEngineClient *self, const qe_engine_opt
 void quire_engine_client_load (QuireEngineClient *self, const char *dir);
 void quire_engine_client_unload (QuireEngineClient *self);
 void quire_engine_client_recover (QuireEngineClient *self);
+/* Gives the device's memory back; sessions stay, and quire_engine_client_recover() is the way back. @why: a sentence for
+ * the user, kept until the model is there again. */
+void quire_engine_client_release (QuireEngineClient *self, const char *why);
+/* NULL unless the state is RELEASED. Borrowed. */
+const char *quire_engine_client_get_release_reason (QuireEngineClient *self);
+/* Asks a device that nothing runs on whether it is still there, as after the machine slept. */
+void quire_engine_client_check (QuireEngineClient *self);
+/* When something was asked of the model last, or a reply ran: g_get_monotonic_time(). */
+gint64 quire_engine_client_get_last_use (QuireEngineClient *self);
+/* Bytes of the card's memory that the model of now takes, and gives back when another one is loaded. */
+guint64 quire_engine_client_get_device_bytes (QuireEngineClient *self);
 /* What the engine has for pages, to work out what a mode costs: the live limits, with the sizes of a page. NULL until
  * known. Borrowed until the next main loop iteration. */
 const qe_memory_plan *quire_engine_client_get_plan (QuireEngineClient *self);

@@ -82,6 +82,14 @@ format_reading (const QuireReply *reply)
 }
 
 char *
+quire_format_parameters (guint64 n)
+{
+  if (n >= 1000 * 1000 * 1000)
+    return g_strdup_printf (_ ("%.1f billion"), (double)n / 1e9);
+  return g_strdup_printf (_ ("%.1f million"), (double)n / 1e6);
+}
+
+char *
 quire_format_progress (QuireMessage *message)
 {
   const QuireReply *reply = quire_message_get_reply (message);

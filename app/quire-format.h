@@ -17,6 +17,8 @@ char *quire_format_count (guint64 n);
 char *quire_format_count_short (guint64 n);
 /* IEC. */
 char *quire_format_bytes (guint64 bytes);
+/* "4.0 billion". */
+char *quire_format_parameters (guint64 n);
 
 /* The line of a reply while it runs: "Queued (2 before)", "Reading 6,120 of 16,512 tokens", "96 tok/s". */
 char *quire_format_progress (QuireMessage *message);

@@ -292,7 +292,7 @@ error_words (QuireMessage *message, const char **button, const char **action)
       break;
     case QE_ERROR_NO_MEMORY:
       *button = _ ("Limits…");
-      *action = "app.preferences";
+      *action = "app.limits::gpu";
       break;
     case QE_ERROR_CONTEXT_LENGTH:
       *button = _ ("Make Room…");
@@ -328,7 +328,7 @@ update_error (QuireMessageRow *self)
   gtk_box_append (GTK_BOX (self->error), label);
   error_words (self->message, &button_label, &action);
   button = gtk_button_new_with_label (button_label);
-  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), action);
+  gtk_actionable_set_detailed_action_name (GTK_ACTIONABLE (button), action);
   gtk_widget_add_css_class (button, "flat");
   gtk_widget_set_valign (button, GTK_ALIGN_CENTER);
   gtk_box_append (GTK_BOX (self->error), button);

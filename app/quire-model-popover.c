@@ -37,14 +37,6 @@ add_fact (GtkGrid *grid, int row, const char *name, char *value)
   g_free (value);
 }
 
-static char *
-format_parameters (guint64 n)
-{
-  if (n >= 1000 * 1000 * 1000)
-    return g_strdup_printf (_ ("%.1f billion"), (double)n / 1e9);
-  return g_strdup_printf (_ ("%.1f million"), (double)n / 1e6);
-}
-
 static void
 add_model (QuireModelPopover *self, const qe_engine_status *status)
 {
@@ -62,7 +54,7 @@ add_model (QuireModelPopover *self, const qe_engine_status *status)
 
   gtk_grid_set_column_spacing (GTK_GRID (grid), 18);
   gtk_grid_set_row_spacing (GTK_GRID (grid), 6);
-  add_fact (GTK_GRID (grid), row++, _ ("Parameters"), format_parameters (model->n_params));
+  add_fact (GTK_GRID (grid), row++, _ ("Parameters"), quire_format_parameters (model->n_params));
   add_fact (GTK_GRID (grid), row++, _ ("Weights"), quire_format_bytes (model->weight_bytes));
   add_fact (GTK_GRID (grid), row++, _ ("Layers"), quire_format_count (model->n_layers));
   add_fact (GTK_GRID (grid), row++, _ ("Context"),
@@ -84,8 +76,8 @@ fill (QuireModelPopover *self)
     gtk_box_remove (GTK_BOX (self->box), child);
   if (status->model != NULL)
     add_model (self, status);
-  button = gtk_button_new_with_mnemonic (_ ("_Choose Model…"));
-  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "win.choose-model");
+  button = gtk_button_new_with_mnemonic (_ ("_Models…"));
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "app.models");
   g_signal_connect_swapped (button, "clicked", G_CALLBACK (gtk_popover_popdown), self);
   gtk_box_append (GTK_BOX (self->box), button);
 }

@@ -8,6 +8,8 @@
 
 #include "app/quire-engine-client.h"
 #include "app/quire-format.h"
+#include "app/quire-limits.h"
+#include "app/quire-models-window.h"
 #include "app/quire-settings.h"
 
 struct _QuirePreferencesWindow
@@ -16,13 +18,11 @@ struct _QuirePreferencesWindow
 
   AdwActionRow *folder_row;
   GtkButton *default_button;
-  GtkSpinButton *cache_spin, *threads_spin, *max_tokens_spin, *reserve_spin;
-  GtkSpinButton *host_mib_spin, *disk_mib_spin;
-  AdwActionRow *memory_row, *reserve_row, *host_mib_row;
-  AdwComboRow *host_row, *path_row, *mode_row;
+  GtkSpinButton *threads_spin, *max_tokens_spin, *reserve_spin;
+  AdwActionRow *memory_row, *reserve_row;
+  AdwComboRow *path_row, *mode_row, *unload_row;
   QuireCacheChoice choices[QUIRE_N_CACHE_CHOICES]; /* of the rows of mode_row */
   guint n_choices;
-  AdwExpanderRow *disk_row;
   AdwComboRow *processor_row;
   GPtrArray *devices; /* qe_device_desc; NULL until the machine was asked */
   GCancellable *asking;
@@ -53,12 +53,6 @@ static gboolean
 auto_output_cb (GtkSpinButton *spin)
 {
   return show_zero_as (spin, _ ("Automatic"), NULL);
-}
-
-static gboolean
-cache_output_cb (GtkSpinButton *spin)
-{
-  return show_zero_as (spin, _ ("Automatic"), "MiB");
 }
 
 static gboolean
@@ -98,15 +92,38 @@ default_clicked_cb (QuirePreferencesWindow *self)
   g_settings_reset (quire_settings_get_default (), "model-folder");
 }
 
-/* The chooser belongs to the window below, which also shows what is wrong with a folder. */
 static void
 choose_clicked_cb (QuirePreferencesWindow *self)
 {
+  GtkApplication *application = gtk_window_get_application (GTK_WINDOW (self));
   GtkWindow *parent = gtk_window_get_transient_for (GTK_WINDOW (self));
 
-  if (parent != NULL)
-    gtk_widget_activate_action (GTK_WIDGET (parent), "win.choose-model", NULL);
+  if (application != NULL)
+    quire_models_window_present (QUIRE_APPLICATION (application), parent);
   gtk_window_close (GTK_WINDOW (self));
+}
+
+/* ---- When memory is given back ---- */
+
+static const guint unload_minutes[] = { 0, 15, 60 };
+
+static gboolean
+minutes_to_index (GValue *value, GVariant *variant, gpointer data)
+{
+  guint minutes = g_variant_get_uint32 (variant), i = 0;
+
+  while (i + 1 < G_N_ELEMENTS (unload_minutes) && unload_minutes[i] < minutes)
+    i++;
+  g_value_set_uint (value, i);
+  return TRUE;
+}
+
+static GVariant *
+index_to_minutes (const GValue *value, const GVariantType *type, gpointer data)
+{
+  guint i = MIN (g_value_get_uint (value), G_N_ELEMENTS (unload_minutes) - 1);
+
+  return g_variant_new_uint32 (unload_minutes[i]);
 }
 
 /* ---- Processor and memory ---- */
@@ -143,39 +160,6 @@ fill_processors (QuirePreferencesWindow *self)
   adw_combo_row_set_selected (self->processor_row, selected);
   self->filling = FALSE;
   gtk_widget_set_visible (GTK_WIDGET (self->reserve_row), self->devices->len > 0);
-}
-
-/* The rows of the choice for host memory, as the settings have them. */
-enum
-{
-  HOST_AUTO,
-  HOST_OFF,
-  HOST_SIZE
-};
-
-/* What the host tier comes to, in tokens and bytes. */
-static void
-show_host (QuirePreferencesWindow *self, const qe_memory_plan *plan)
-{
-  g_autofree char *text = NULL;
-
-  if (plan == NULL)
-    text = g_strdup ("");
-  else if (plan->host_kv == 0)
-    text
-        = g_strdup (plan->on_device ? _ ("None is used")
-                    : adw_combo_row_get_selected (self->host_row) == HOST_SIZE
-                        ? _ ("Added to the cache memory, which is in host memory too without a GPU")
-                        : _ ("Not needed: without a GPU the cache is in host memory anyway"));
-  else
-    {
-      g_autofree char *bytes = quire_format_bytes (plan->host_kv);
-      g_autofree char *tokens = quire_format_count (plan->host_kv_tokens);
-
-      /* Translators: bytes, then the tokens that they hold: "16.0 GiB, for 116,508 tokens". */
-      text = g_strdup_printf (_ ("%s, for %s tokens"), bytes, tokens);
-    }
-  adw_action_row_set_subtitle (ADW_ACTION_ROW (self->host_row), text);
 }
 
 static QuireCacheChoice
@@ -235,7 +219,6 @@ show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
                                 plan->device, weights, kv, tokens);
     }
   adw_action_row_set_subtitle (self->memory_row, text);
-  show_host (self, plan);
   show_modes (self, plan);
   if (plan != NULL && plan->problem != NULL)
     gtk_widget_add_css_class (GTK_WIDGET (self->memory_row), "error");
@@ -297,15 +280,6 @@ processor_cb (QuirePreferencesWindow *self)
 }
 
 /* ---- Tiers and modes ---- */
-
-static void
-update_host_size (QuirePreferencesWindow *self)
-{
-  if (self->host_row == NULL) /* the window goes */
-    return;
-  gtk_widget_set_visible (GTK_WIDGET (self->host_mib_row),
-                          adw_combo_row_get_selected (self->host_row) == HOST_SIZE);
-}
 
 static void
 update_mode (QuirePreferencesWindow *self)
@@ -389,8 +363,6 @@ bind_cache (QuirePreferencesWindow *self)
 {
   GSettings *settings = quire_settings_get_default ();
   g_autoptr (GtkStringList) modes = gtk_string_list_new (NULL);
-  g_autofree char *disk_dir = quire_settings_dup_disk_dir ();
-  g_autofree char *disk = g_strdup_printf (_ ("A chat that comes back is read from %s"), disk_dir);
 
   for (guint i = 0; i < QUIRE_N_CACHE_CHOICES; i++)
     {
@@ -403,18 +375,11 @@ bind_cache (QuirePreferencesWindow *self)
   g_settings_bind_with_mapping (settings, "cache-mode", self->mode_row, "selected",
                                 G_SETTINGS_BIND_DEFAULT, choice_to_index, index_to_choice, self,
                                 NULL);
-  bind_enum ("host-memory", self->host_row);
   bind_enum ("host-path", self->path_row);
-  g_settings_bind (settings, "host-mib", self->host_mib_spin, "value", G_SETTINGS_BIND_DEFAULT);
-  g_settings_bind (settings, "disk-mib", self->disk_mib_spin, "value", G_SETTINGS_BIND_DEFAULT);
-  g_settings_bind (settings, "disk-tier", self->disk_row, "enable-expansion",
-                   G_SETTINGS_BIND_DEFAULT);
-  adw_preferences_row_set_use_markup (ADW_PREFERENCES_ROW (self->disk_row), FALSE);
-  adw_expander_row_set_subtitle (self->disk_row, disk);
-  g_signal_connect_swapped (self->host_row, "notify::selected", G_CALLBACK (update_host_size),
-                            self);
+  g_settings_bind_with_mapping (settings, "unload-minutes", self->unload_row, "selected",
+                                G_SETTINGS_BIND_DEFAULT, minutes_to_index, index_to_minutes, NULL,
+                                NULL);
   g_signal_connect_swapped (self->mode_row, "notify::selected", G_CALLBACK (update_mode), self);
-  update_host_size (self);
   update_mode (self);
 }
 
@@ -452,19 +417,15 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
   GtkWidgetClass *widget_class = GTK_WIDGET_CLASS (klass);
 
   G_OBJECT_CLASS (klass)->dispose = quire_preferences_window_dispose;
+  g_type_ensure (QUIRE_TYPE_LIMITS);
   gtk_widget_class_set_template_from_resource (
       widget_class, "/io/github/quire_chat/Quire/quire-preferences-window.ui");
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, folder_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, default_button);
-  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, cache_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, threads_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, memory_row);
-  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, host_row);
-  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, host_mib_row);
-  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, host_mib_spin);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, path_row);
-  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, disk_row);
-  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, disk_mib_spin);
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, unload_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, mode_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, processor_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, reserve_row);
@@ -478,7 +439,6 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, thinking_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, title_switch);
   gtk_widget_class_bind_template_callback (widget_class, auto_output_cb);
-  gtk_widget_class_bind_template_callback (widget_class, cache_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, reserve_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, unlimited_output_cb);
   gtk_widget_class_bind_template_callback (widget_class, input_cb);
@@ -496,7 +456,6 @@ quire_preferences_window_init (QuirePreferencesWindow *self)
   g_autofree char *seed = g_settings_get_string (settings, "seed");
 
   gtk_widget_init_template (GTK_WIDGET (self));
-  g_settings_bind (settings, "cache-mib", self->cache_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "reserve-mib", self->reserve_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "threads", self->threads_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "auto-title", self->title_switch, "active", G_SETTINGS_BIND_DEFAULT);

@@ -126,13 +126,19 @@ quire_settings_dup_model_dir (void)
   return dir[0] != '\0' ? g_steal_pointer (&dir) : quire_dup_default_model_dir ();
 }
 
-char *
-quire_model_dup_name (const qe_model_info *model)
+gboolean
+quire_model_is_shipped (const char *dir)
 {
   g_autofree char *data_dir = quire_dup_data_dir ();
   g_autofree char *shipped = g_build_filename (data_dir, "demo-model", NULL);
   g_autofree char *a = g_canonicalize_filename (shipped, NULL);
-  g_autofree char *b = g_canonicalize_filename (model->dir, NULL);
+  g_autofree char *b = g_canonicalize_filename (dir, NULL);
 
-  return g_strdup (strcmp (a, b) == 0 ? "Quire Demo" : model->name);
+  return strcmp (a, b) == 0;
+}
+
+char *
+quire_model_dup_name (const qe_model_info *model)
+{
+  return g_strdup (quire_model_is_shipped (model->dir) ? "Quire Demo" : model->name);
 }

@@ -28,6 +28,8 @@ QuireCacheChoice quire_settings_get_cache (void);
 /* The chosen folder, or the shipped model's. Returns: owned. */
 char *quire_settings_dup_model_dir (void);
 
+/* @dir holds the model that comes with the program. */
+gboolean quire_model_is_shipped (const char *dir);
 /* The name to show: of the shipped model its own, of others their folder's. Returns: owned. */
 char *quire_model_dup_name (const qe_model_info *model);
 

@@ -185,7 +185,15 @@ set_button (QuireTierRow *self, const char *label, const char *name, const char 
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->button), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   name, -1);
   gtk_widget_set_tooltip_text (self->button, name);
-  gtk_actionable_set_action_name (GTK_ACTIONABLE (self->button), action);
+  gtk_actionable_set_detailed_action_name (GTK_ACTIONABLE (self->button), action);
+}
+
+static const char *
+limits_action (QuireTierRow *self)
+{
+  return self->tier == QE_TIER_GPU    ? "app.limits::gpu"
+         : self->tier == QE_TIER_HOST ? "app.limits::host"
+                                      : "app.limits::disk";
 }
 
 static void
@@ -196,7 +204,7 @@ set_absent (QuireTierRow *self, const qe_tier_view *view)
   if (self->tier == QE_TIER_GPU)
     set_button (self, _ ("Why?"), _ ("Why is no GPU used?"), "win.why-gpu");
   else
-    set_button (self, _ ("Limits…"), _ ("Limits of this tier"), "app.preferences");
+    set_button (self, _ ("Limits…"), _ ("Limits of this tier"), limits_action (self));
 }
 
 void
@@ -226,7 +234,7 @@ quire_tier_row_set_view (QuireTierRow *self, const qe_tier_view *view, const qe_
     gtk_accessible_update_property (GTK_ACCESSIBLE (self->bar), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                     numbers, -1);
   }
-  set_button (self, _ ("Limits…"), _ ("Limits of this tier"), "app.preferences");
+  set_button (self, _ ("Limits…"), _ ("Limits of this tier"), limits_action (self));
   if (self->share != share || self->pinned != pinned)
     {
       self->share = share;
@@ -294,7 +302,7 @@ quire_tier_row_new (qe_tier tier)
   self->button = gtk_button_new ();
   gtk_widget_add_css_class (self->button, "flat");
   gtk_widget_set_valign (self->button, GTK_ALIGN_START);
-  set_button (self, _ ("Limits…"), _ ("Limits of this tier"), "app.preferences");
+  set_button (self, _ ("Limits…"), _ ("Limits of this tier"), limits_action (self));
   gtk_box_append (GTK_BOX (foot), GTK_WIDGET (self->note));
   gtk_box_append (GTK_BOX (foot), self->button);
   self->warning = wrapped_new ("warning");

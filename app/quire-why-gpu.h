@@ -1,4 +1,4 @@
-/* quire-why-gpu.h: says for each backend whether it can be used, and if not why. */
+/* quire-why-gpu.h: why no GPU is used, what would help, and the facts for a report. */
 #pragma once
 #include <gtk/gtk.h>
 

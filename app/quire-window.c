@@ -10,6 +10,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-layout.h"
+#include "app/quire-models-window.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
 #include "app/quire-why-gpu.h"
@@ -369,32 +370,10 @@ search_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 }
 
 static void
-folder_response_cb (QuireWindow *self, int response, GtkFileChooserNative *chooser)
-{
-  if (response == GTK_RESPONSE_ACCEPT)
-    {
-      g_autoptr (GFile) file = gtk_file_chooser_get_file (GTK_FILE_CHOOSER (chooser));
-      g_autofree char *path = file != NULL ? g_file_get_path (file) : NULL;
-
-      if (path != NULL)
-        quire_application_choose_model (
-            QUIRE_APPLICATION (gtk_window_get_application (GTK_WINDOW (self))), path,
-            GTK_WINDOW (self));
-    }
-  g_object_unref (chooser);
-}
-
-static void
 choose_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
-  QuireWindow *self = user_data;
-  GtkFileChooserNative *chooser
-      = gtk_file_chooser_native_new (_ ("Choose a Model Folder"), GTK_WINDOW (self),
-                                     GTK_FILE_CHOOSER_ACTION_SELECT_FOLDER, _ ("_Choose"), NULL);
-
-  g_signal_connect_object (chooser, "response", G_CALLBACK (folder_response_cb), self,
-                           G_CONNECT_SWAPPED);
-  gtk_native_dialog_show (GTK_NATIVE_DIALOG (chooser));
+  quire_models_window_present (QUIRE_APPLICATION (gtk_window_get_application (user_data)),
+                               user_data);
 }
 
 static void

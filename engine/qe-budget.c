@@ -244,7 +244,7 @@ static void plan_device(qe_memory_plan *plan, const qe_engine_options *o, const 
     if (host_bytes)
         plan_host_paths(plan, o, &shape, &params);
     plan->memory_total = device->memory_total;
-    plan->memory_free = device->memory_free;
+    plan->memory_free = device->memory_free + o->memory_returned;
     plan->reserve = o->memory_reserve ? o->memory_reserve : QE_MEMORY_RESERVE_DEFAULT;
     plan->weights = weights.device_bytes;
     plan->workspace = workspace.device_bytes;

@@ -436,6 +436,20 @@ bool qe_core_move(qe_core *core)
     return true;
 }
 
+bool qe_core_store_all(qe_core *core)
+{
+    for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
+        qe_kv_pool *pool = core->pools[c];
+        while (qe_kv_pool_has_host(pool) &&
+               (qe_kv_pool_n_moving(pool) > 0 || qe_kv_pool_n_to_store(pool) > 0) &&
+               wait_for_move(core, pool))
+            ;
+        if (core->lost)
+            return false;
+    }
+    return true;
+}
+
 bool qe_core_wait_moves(qe_core *core)
 {
     for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {

@@ -399,12 +399,9 @@ void qe_core_unload(qe_core *core)
 
 /* ---- Loss and recovery ---- */
 
-void qe_core_lose(qe_core *core, const char *message)
+/* Nothing of the device is used from here on; what the host tier has stays. core->lost is set. */
+static void let_go(qe_core *core)
 {
-    if (core->lost)
-        return;
-    g_set_error(&core->lost, QE_ERROR, QE_ERROR_DEVICE_LOST, "The device was lost: %s", message);
-    qe_core_end_all(core, core->lost);
     g_clear_pointer(&core->steps, qe_steps_free);
     for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++)
         qe_kv_pool_detach(core->pools[c]);
@@ -418,6 +415,51 @@ void qe_core_lose(qe_core *core, const char *message)
     free_device(core);
     g_clear_pointer(&core->backend, qk_backend_free);
     qe_stats_touch(core->stats);
+}
+
+void qe_core_lose(qe_core *core, const char *message)
+{
+    if (core->lost)
+        return;
+    g_set_error(&core->lost, QE_ERROR, QE_ERROR_DEVICE_LOST, "The device was lost: %s", message);
+    qe_core_end_all(core, core->lost);
+    let_go(core);
+}
+
+void qe_core_release(qe_core *core)
+{
+    if (core->lost || !core->pools[0])
+        return;
+    qe_core_end_all(core, NULL);
+    g_clear_pointer(&core->steps, qe_steps_free); /* waits for those in flight */
+    if (!qe_core_store_all(core))
+        return; /* lost in between */
+    g_set_error(&core->lost, QE_ERROR, QE_ERROR_DEVICE_LOST, "The device's memory was released");
+    let_go(core);
+}
+
+void qe_core_check_device(qe_core *core)
+{
+    qk_buffer *buffer = NULL;
+    qk_event *event = NULL;
+    const uint64_t n_bytes = 4096;
+    if (core->lost || !core->backend || !core->pools[0])
+        return;
+    qk_status status = qk_buffer_new(core->backend, QK_MEMORY_DEVICE, n_bytes, &buffer);
+    if (status == QK_OK)
+        status = qk_fill_submit(core->backend, QK_STREAM_COMPUTE, buffer, 0, n_bytes, 0);
+    if (status == QK_OK)
+        status = qk_event_new(core->backend, &event);
+    if (status == QK_OK)
+        status = qk_event_record(event, QK_STREAM_COMPUTE);
+    if (status == QK_OK)
+        status = qk_event_wait(event);
+    g_autofree char *words =
+        status == QK_DEVICE_LOST ? g_utf8_make_valid(qk_backend_error(core->backend), -1) : NULL;
+    qk_event_free(event);
+    qk_buffer_free(buffer);
+    if (words)
+        qe_core_lose(core, words);
 }
 
 /* A session bound to the new pool with the old one's ids and turns. */

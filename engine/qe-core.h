@@ -122,6 +122,9 @@ bool qe_core_load(qe_core *core, qe_model *model, qe_tokenizer *tokenizer, qe_te
 void qe_core_unload(qe_core *core);
 /* After a loss: opens and loads again; sessions keep ids and turns. */
 bool qe_core_recover(qe_core *core, qk_progress_fn progress, void *user, GError **error);
+/* As a loss that is wanted: the device's memory goes, pages that the host has room for go there first. */
+void qe_core_release(qe_core *core);
+void qe_core_check_device(qe_core *core); /* a device that does no work any more is lost then */
 
 /* @cache: checked. @disk_key may be NULL. */
 void qe_core_open(
@@ -152,7 +155,9 @@ void qe_core_enforce_cap(qe_core *core, qe_timeline *t); /* its device_tokens_ma
 /* Asks for the session's pages that only lower tiers have, as far as there is room beside @n_needed pages. Returns how
  * many are on their way for it. */
 uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed);
-bool qe_core_move(qe_core *core);       /* takes note of copies, enqueues those asked for; false: lost */
+bool qe_core_move(qe_core *core); /* takes note of copies, enqueues those asked for; false: lost */
+/* Waits until the host has copies of all pages that were to get one, as far as there is room; no step runs. false: lost. */
+bool qe_core_store_all(qe_core *core);
 bool qe_core_wait_moves(qe_core *core); /* waits for the oldest copy; false: none is on its way, or lost */
 
 /* Benchmarks (qe-core-synthetic.c): random bytes for @n pages of a synthetic session from entry @first of its page table on,

@@ -178,6 +178,13 @@ static void run_command(qe_engine *self, qe_command *command)
     case QE_COMMAND_RECOVER:
         run_recover(self);
         break;
+    case QE_COMMAND_RELEASE:
+        qe_core_release(&self->core);
+        wake(self);
+        break;
+    case QE_COMMAND_CHECK:
+        qe_core_check_device(&self->core);
+        break;
     case QE_COMMAND_OPEN:
         qe_core_open(&self->core, command->session, &command->cache, command->disk_key, command->synthetic);
         break;
@@ -406,7 +413,7 @@ void qe_engine_set_kv_bytes(qe_engine *self, uint64_t kv_bytes_max)
 void qe_engine_recover(qe_engine *self)
 {
     qe_mutex_lock(&self->lock);
-    if (self->state == QE_ENGINE_LOST) {
+    if (self->state == QE_ENGINE_LOST || self->state == QE_ENGINE_RELEASED) {
         qe_command *command = command_new(QE_COMMAND_RECOVER);
         self->state = QE_ENGINE_LOADING;
         self->load_done = self->load_total = 0;
@@ -417,12 +424,42 @@ void qe_engine_recover(qe_engine *self)
     qe_mutex_unlock(&self->lock);
 }
 
+void qe_engine_release(qe_engine *self)
+{
+    bool released = false;
+    qe_mutex_lock(&self->lock);
+    if (self->state == QE_ENGINE_READY) {
+        self->state = QE_ENGINE_RELEASED;
+        post(self, command_new(QE_COMMAND_RELEASE));
+        qe_cond_broadcast(&self->changed);
+        released = true;
+    }
+    qe_mutex_unlock(&self->lock);
+    if (released)
+        qe_queue_cancel_all(self->queue);
+}
+
+void qe_engine_check(qe_engine *self)
+{
+    qe_mutex_lock(&self->lock);
+    if (self->state == QE_ENGINE_READY)
+        post(self, command_new(QE_COMMAND_CHECK));
+    qe_mutex_unlock(&self->lock);
+}
+
 /* ---- Front: state ---- */
+
+/* Under the lock. */
+static bool has_model(const qe_engine *self)
+{
+    return self->state == QE_ENGINE_READY || self->state == QE_ENGINE_LOST ||
+           self->state == QE_ENGINE_RELEASED;
+}
 
 void qe_engine_get_status(qe_engine *self, qe_engine_status *out)
 {
     qe_mutex_lock(&self->lock);
-    bool loaded = self->state == QE_ENGINE_READY || self->state == QE_ENGINE_LOST;
+    bool loaded = has_model(self);
     *out = (qe_engine_status){
         .state = self->state,
         .load_done_bytes = self->load_done,
@@ -462,7 +499,7 @@ bool qe_engine_wait_ready(qe_engine *self, GError **error)
 qe_tokenizer *qe_engine_dup_tokenizer(qe_engine *self)
 {
     qe_mutex_lock(&self->lock);
-    bool loaded = self->state == QE_ENGINE_READY || self->state == QE_ENGINE_LOST;
+    bool loaded = has_model(self);
     qe_tokenizer *tokenizer = loaded && self->tokenizer ? qe_tokenizer_ref(self->tokenizer) : NULL;
     qe_mutex_unlock(&self->lock);
     return tokenizer;
@@ -475,10 +512,10 @@ const qe_snapshot *qe_engine_dup_snapshot(qe_engine *self)
 
 /* ---- Front: sessions ---- */
 
-/* Under the lock. LOST counts as loaded for what only touches tokens (@lost_is_fine). */
+/* Under the lock. LOST and RELEASED count as loaded for what only touches tokens (@lost_is_fine). */
 static bool require_model(qe_engine *self, bool lost_is_fine, GError **error)
 {
-    if (self->state == QE_ENGINE_READY || (lost_is_fine && self->state == QE_ENGINE_LOST))
+    if (lost_is_fine ? has_model(self) : self->state == QE_ENGINE_READY)
         return true;
     if (self->error)
         g_propagate_error(error, g_error_copy(self->error));

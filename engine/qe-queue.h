@@ -25,6 +25,8 @@ typedef enum {
     QE_COMMAND_PREFETCH,
     QE_COMMAND_GENERATE,
     QE_COMMAND_DELETE_FILES,
+    QE_COMMAND_RELEASE,
+    QE_COMMAND_CHECK,
 } qe_command_kind;
 
 typedef struct {

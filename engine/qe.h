@@ -156,6 +156,9 @@ typedef struct {
     uint64_t disk_bytes_max; /* quota of disk_dir, for all models together; 0: none is kept */
     uint64_t
         memory_reserve; /* device memory that stays free for others; 0: QE_MEMORY_RESERVE_DEFAULT, 1: none */
+    uint64_t
+        memory_returned; /* qe_plan_memory() alone: device memory that is taken now and free before the load, such
+                                 as of the model that goes */
     uint32_t context_max;    /* tokens; 0: the model's */
     uint32_t step_rows_max;  /* token rows in one step; 0: default */
     uint32_t step_ms_shared; /* predicted length of a step while others wait; 0: 50 */
@@ -209,15 +212,16 @@ typedef enum {
     QE_ENGINE_EMPTY, /* no model */
     QE_ENGINE_LOADING,
     QE_ENGINE_READY,
-    QE_ENGINE_FAILED, /* the load failed; the error says why. Load again to leave it */
-    QE_ENGINE_LOST,   /* the device was lost; sessions keep their tokens. qe_engine_recover() */
+    QE_ENGINE_FAILED,   /* the load failed; the error says why. Load again to leave it */
+    QE_ENGINE_LOST,     /* the device was lost; sessions keep their tokens. qe_engine_recover() */
+    QE_ENGINE_RELEASED, /* qe_engine_release(); sessions keep their tokens. qe_engine_recover() */
 } qe_engine_state;
 
 typedef struct {
     qe_engine_state state;
     uint64_t load_done_bytes, load_total_bytes;
     GError *error;        /* owned; FAILED and LOST */
-    qe_model_info *model; /* owned; READY and LOST, else NULL */
+    qe_model_info *model; /* owned; READY, LOST and RELEASED, else NULL */
     char *backend;        /* owned */
     char *device;         /* owned */
 } qe_engine_status;
@@ -228,12 +232,18 @@ void qe_engine_unload(qe_engine *engine);
  * once what lies past it; what running requests hold goes when they end. */
 void qe_engine_set_kv_bytes(qe_engine *engine, uint64_t kv_bytes_max);
 void qe_engine_recover(
-    qe_engine *engine); /* LOST: reopens and reloads; turns prefill again from the kept tokens */
+    qe_engine *engine); /* LOST, RELEASED: reopens and reloads; turns prefill again from the kept
+                                               tokens what no lower tier has */
+/* READY: gives all of the device's memory back: weights, workspace, pages. Running requests are cancelled. Pages of tiered
+ * sessions are copied to host memory first, as far as there is room for them; sessions keep their tokens. */
+void qe_engine_release(qe_engine *engine);
+/* READY: lets the device do a little work, as after the machine slept: one that does not answer is LOST then. */
+void qe_engine_check(qe_engine *engine);
 void qe_engine_get_status(qe_engine *engine, qe_engine_status *out);
 void qe_engine_status_clear(qe_engine_status *status);
 bool qe_engine_wait_ready(
     qe_engine *engine, GError **error); /* blocks until READY or FAILED; never on a UI thread */
-qe_tokenizer *qe_engine_dup_tokenizer(qe_engine *engine); /* NULL unless READY or LOST */
+qe_tokenizer *qe_engine_dup_tokenizer(qe_engine *engine); /* NULL unless READY, LOST or RELEASED */
 
 /* ---- Sessions: one conversation's timeline of exact token ids and its KV pages ---- */
 

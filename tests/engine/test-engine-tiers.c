@@ -14,10 +14,13 @@ static const char *const questions[N_TURNS] = {"Tell me a long story about a cat
     "My name is Mira.", "What is a KV cache?", "What is my name?", "Tell me another story, please."};
 
 static qk_mock_options mock_options;
+static qk_backend *last_mock; /* borrowed: the engine's */
 
 static qk_status open_mock(void *user, qk_backend **out, char *error, size_t error_size)
 {
-    return qk_mock_open(&mock_options, out, error, error_size);
+    qk_status status = qk_mock_open(&mock_options, out, error, error_size);
+    last_mock = *out;
+    return status;
 }
 
 static qe_engine *engine_with(uint32_t n_device, uint32_t n_host)
@@ -293,6 +296,82 @@ static void test_lost(void)
     qe_engine_free(engine);
 }
 
+static void wait_released(qe_engine *engine)
+{
+    const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+    while (s->tiers[QE_TIER_GPU].bytes_reserved > 0 || s->device.weights > 0) {
+        qe_snapshot_unref(s);
+        g_usleep(1000);
+        s = qe_engine_dup_snapshot(engine);
+    }
+    qe_snapshot_unref(s);
+}
+
+/* The device's memory is given back on request. Tiered sessions find their pages in host memory afterwards, others their
+ * tokens; the replies are those that would have come without it. */
+static void test_release(void)
+{
+    const qe_cache_mode modes[] = {QE_CACHE_TIERED, QE_CACHE_SESSION};
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 3, .delay_us_max = 200, .n_threads = 2};
+    for (guint m = 0; m < G_N_ELEMENTS(modes); m++) {
+        et_result want[2] = {0};
+        et_result got[2] = {0};
+        for (int pass = 0; pass < 2; pass++) {
+            et_result *results = pass ? got : want;
+            qe_engine *engine = engine_with(200, 400);
+            qe_engine_status status;
+            qe_session_id session = open_mode(engine, modes[m], 0);
+            et_ask_exactly(engine, session, questions[0], 4 * N_TOKENS, &results[0]);
+            if (pass) {
+                qe_engine_release(engine);
+                qe_engine_get_status(engine, &status);
+                g_assert_cmpint(status.state, ==, QE_ENGINE_RELEASED);
+                g_assert_nonnull(status.model);
+                g_assert_no_error(status.error);
+                qe_engine_status_clear(&status);
+                wait_released(engine);
+                et_recover(engine);
+            }
+            et_ask_exactly(engine, session, questions[1], N_TOKENS, &results[1]);
+            if (pass && modes[m] == QE_CACHE_TIERED) {
+                g_assert_cmpuint(results[1].receipt.n_reused, >, 0);
+                g_assert_cmpuint(results[1].receipt.n_restored_host + results[1].receipt.n_on_host, >, 0);
+            } else if (pass) {
+                g_assert_cmpuint(results[1].receipt.n_reused, ==, 0);
+            }
+            qe_engine_free(engine);
+        }
+        et_assert_same(&want[0], &got[0]);
+        et_assert_same(&want[1], &got[1]);
+        for (int i = 0; i < 2; i++) {
+            et_result_clear(&want[i]);
+            et_result_clear(&got[i]);
+        }
+    }
+}
+
+/* A device that was lost while nothing ran is found out by asking. */
+static void test_check(void)
+{
+    qe_engine_status status;
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 4, .n_threads = 1};
+    qe_engine *engine = engine_with(200, 400);
+    qe_engine_check(engine);
+    qe_session_id session = open_mode(engine, QE_CACHE_TIERED, 0);
+    g_auto(et_result) a = {0};
+    et_ask_exactly(engine, session, questions[0], N_TOKENS, &a);
+    qe_engine_get_status(engine, &status);
+    g_assert_cmpint(status.state, ==, QE_ENGINE_READY);
+    qe_engine_status_clear(&status);
+    qk_mock_lose_at(last_mock, 1);
+    qe_engine_check(engine);
+    et_wait_lost(engine);
+    et_recover(engine);
+    qe_engine_free(engine);
+}
+
 static void test_config(void)
 {
     qe_cache_config c;
@@ -482,6 +561,8 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/shared", test_shared);
     g_test_add_func("/engine/tiers/not-shared", test_not_shared);
     g_test_add_func("/engine/tiers/closed", test_closed);
+    g_test_add_func("/engine/tiers/release", test_release);
+    g_test_add_func("/engine/tiers/check", test_check);
     g_test_add_func("/engine/tiers/lost", test_lost);
     g_test_add_func("/engine/tiers/int8", test_int8);
     g_test_add_func("/engine/tiers/change", test_change);
