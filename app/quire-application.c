@@ -43,6 +43,12 @@ quire_application_get_history (QuireApplication *self)
   return self->history;
 }
 
+QuireKeeper *
+quire_application_get_keeper (QuireApplication *self)
+{
+  return self->keeper;
+}
+
 /* ---- Engine and model ---- */
 
 static void

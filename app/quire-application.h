@@ -3,6 +3,7 @@
 #include <adwaita.h>
 #include "app/quire-engine-client.h"
 #include "app/quire-history.h"
+#include "app/quire-keeper.h"
 
 G_BEGIN_DECLS
 
@@ -13,6 +14,7 @@ QuireApplication *quire_application_new (void);
 QuireEngineClient *quire_application_get_client (QuireApplication *self);
 /* All conversations, kept on disk. */
 QuireHistory *quire_application_get_history (QuireApplication *self);
+QuireKeeper *quire_application_get_keeper (QuireApplication *self);
 /* Checks @dir on a worker; then remembers it and loads it, or shows in @window why not. */
 void quire_application_choose_model (QuireApplication *self, const char *dir, GtkWindow *window);
 /* Remembers @dir, which is known to hold a model, and loads it. */

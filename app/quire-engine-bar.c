@@ -34,7 +34,10 @@ static void
 set_button (GtkWidget *button, const char *label, const char *action)
 {
   gtk_widget_set_visible (button, label != NULL);
-  gtk_actionable_set_detailed_action_name (GTK_ACTIONABLE (button), action != NULL ? action : "");
+  /* A name and the target of another action do not go together. */
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), NULL);
+  gtk_actionable_set_action_target_value (GTK_ACTIONABLE (button), NULL);
+  gtk_actionable_set_detailed_action_name (GTK_ACTIONABLE (button), action);
   if (label != NULL)
     gtk_button_set_label (GTK_BUTTON (button), label);
 }

@@ -104,16 +104,13 @@ show_tiers (QuireLimits *self, const qe_memory_plan *plan)
   if (plan->host_kv > 0)
     host = dup_room (plan->host_kv, plan->host_kv_tokens);
   else
-    host
-        = g_strdup (plan->on_device ? _ ("None is used")
-                    : adw_combo_row_get_selected (self->host_row) == HOST_SIZE
-                        ? _ ("Added to the cache memory, which is in host memory too without a GPU")
-                        : _ ("Not needed: without a GPU the cache is in host memory anyway"));
+    host = g_strdup (plan->on_device ? _ ("None is used")
+                     : adw_combo_row_get_selected (self->host_row) == HOST_SIZE
+                         ? _ ("Added to the cache memory")
+                         : _ ("Not needed without a GPU"));
   adw_action_row_set_subtitle (ADW_ACTION_ROW (self->host_row), host);
   if (!gtk_switch_get_active (self->disk_switch))
     disk = g_strdup (_ ("Pages are not kept over restarts"));
-  else if (plan->host_kv == 0)
-    disk = g_strdup (_ ("Pages reach the disk by way of host memory: give it a size first"));
   else
     {
       g_autofree char *room
@@ -181,6 +178,7 @@ update (QuireLimits *self)
   gboolean changed = cache_is_changed (self) || load_is_changed (self);
   g_autofree char *effect = NULL;
   gboolean bad = plan != NULL && plan->problem != NULL;
+  gboolean no_way = plan != NULL && gtk_switch_get_active (self->disk_switch) && plan->host_kv == 0;
 
   gtk_widget_set_visible (GTK_WIDGET (self->host_mib_row),
                           adw_combo_row_get_selected (self->host_row) == HOST_SIZE);
@@ -190,6 +188,8 @@ update (QuireLimits *self)
     show_tiers (self, plan);
   if (bad)
     effect = g_strdup (plan->problem);
+  else if (no_way)
+    effect = g_strdup (_ ("Pages reach the disk by way of host memory: give it a size first."));
   else if (!changed)
     effect = g_strdup (_ ("These limits are in force."));
   else if (plan == NULL)
@@ -197,11 +197,11 @@ update (QuireLimits *self)
   else
     effect = load_is_changed (self) ? dup_load_effect (self, plan) : dup_cache_effect (self, plan);
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (self->effect_row), effect);
-  if (bad)
+  if (bad || no_way)
     gtk_widget_add_css_class (GTK_WIDGET (self->effect_row), "error");
   else
     gtk_widget_remove_css_class (GTK_WIDGET (self->effect_row), "error");
-  gtk_widget_set_sensitive (self->apply, changed && plan != NULL && !bad);
+  gtk_widget_set_sensitive (self->apply, changed && plan != NULL && !bad && !no_way);
 }
 
 static void
@@ -271,6 +271,13 @@ void
 quire_limits_set_cache_mib (QuireLimits *self, guint mib)
 {
   gtk_spin_button_set_value (self->cache_spin, mib);
+}
+
+void
+quire_limits_set_host_mib (QuireLimits *self, guint mib)
+{
+  adw_combo_row_set_selected (self->host_row, HOST_SIZE);
+  gtk_spin_button_set_value (self->host_spin, mib);
 }
 
 void

@@ -19,6 +19,7 @@ void quire_limits_apply (QuireLimits *self);
 const char *quire_limits_get_effect (QuireLimits *self);
 /* As if the user had set it: MiB of the fastest tier, 0 for automatic. */
 void quire_limits_set_cache_mib (QuireLimits *self, guint mib);
+void quire_limits_set_host_mib (QuireLimits *self, guint mib);
 void quire_limits_set_disk (QuireLimits *self, gboolean on, guint mib);
 
 /* Shows the limits above @parent with the focus at @tier's. */

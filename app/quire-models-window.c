@@ -227,10 +227,10 @@ header_new (QuireModelsWindow *self)
 
   g_signal_connect_swapped (add, "clicked", G_CALLBACK (add_clicked_cb), self);
   adw_header_bar_pack_start (ADW_HEADER_BAR (header), add);
-  self->release = gtk_button_new_with_mnemonic (_ ("_Give Memory Back"));
+  self->release = gtk_button_new_with_mnemonic (_ ("_Release Memory Now"));
   gtk_widget_set_tooltip_text (
       self->release,
-      _ ("Gives the GPU’s memory back now. Pages go to host memory where there is room for them; "
+      _ ("Gives the model’s memory back now. Pages go to host memory where there is room for them; "
          "chats go on where they were."));
   gtk_actionable_set_action_name (GTK_ACTIONABLE (self->release), "app.release-memory");
   gtk_widget_set_valign (self->release, GTK_ALIGN_CENTER);

@@ -185,6 +185,9 @@ set_button (QuireTierRow *self, const char *label, const char *name, const char 
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->button), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   name, -1);
   gtk_widget_set_tooltip_text (self->button, name);
+  /* A name and the target of another action do not go together. */
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (self->button), NULL);
+  gtk_actionable_set_action_target_value (GTK_ACTIONABLE (self->button), NULL);
   gtk_actionable_set_detailed_action_name (GTK_ACTIONABLE (self->button), action);
 }
 

@@ -86,24 +86,39 @@ copy_button_new (WhyGpu *self, const char *name, GCallback clicked)
 }
 
 static GtkWidget *
+centred_new (const char *text, const char *css_class)
+{
+  GtkWidget *label = gtk_label_new (text);
+
+  gtk_label_set_wrap (GTK_LABEL (label), TRUE);
+  gtk_label_set_wrap_mode (GTK_LABEL (label), PANGO_WRAP_WORD_CHAR);
+  gtk_label_set_justify (GTK_LABEL (label), GTK_JUSTIFY_CENTER);
+  if (css_class != NULL)
+    gtk_widget_add_css_class (label, css_class);
+  return label;
+}
+
+/* As a status page, which would scroll by itself. */
+static GtkWidget *
 status_new (WhyGpu *self)
 {
-  const char *reason = self->facts->reason;
-  GtkWidget *status = adw_status_page_new ();
-  g_autofree char *text
-      = reason != NULL ? g_strdup_printf ("%s\n%s", reason,
-                                          self->facts->advice != NULL ? self->facts->advice : "")
-                       : g_strdup (_ ("A graphics card can be used."));
-  g_autofree char *escaped = g_markup_escape_text (text, -1);
+  const QuireGpuFacts *facts = self->facts;
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 12);
+  GtkWidget *icon = gtk_image_new_from_icon_name (
+      facts->reason != NULL ? "dialog-information-symbolic" : "object-select-symbolic");
 
-  gtk_widget_add_css_class (status, "compact");
-  adw_status_page_set_icon_name (ADW_STATUS_PAGE (status), reason != NULL
-                                                               ? "dialog-information-symbolic"
-                                                               : "object-select-symbolic");
-  adw_status_page_set_title (ADW_STATUS_PAGE (status),
-                             reason != NULL ? _ ("Running on the CPU") : _ ("The GPU Can Be Used"));
-  adw_status_page_set_description (ADW_STATUS_PAGE (status), escaped);
-  if (reason == NULL)
+  gtk_image_set_pixel_size (GTK_IMAGE (icon), 48);
+  gtk_widget_add_css_class (icon, "dim-label");
+  gtk_box_append (GTK_BOX (box), icon);
+  gtk_box_append (GTK_BOX (box), centred_new (facts->reason != NULL ? _ ("Running on the CPU")
+                                                                    : _ ("The GPU Can Be Used"),
+                                              "title-2"));
+  if (facts->reason != NULL)
+    gtk_box_append (GTK_BOX (box), centred_new (facts->reason, NULL));
+  if (facts->advice != NULL)
+    gtk_box_append (GTK_BOX (box), centred_new (facts->advice, NULL));
+  gtk_widget_set_margin_bottom (box, 12);
+  if (facts->reason == NULL)
     {
       GtkWidget *use = gtk_button_new_with_mnemonic (_ ("_Use It"));
 
@@ -111,9 +126,9 @@ status_new (WhyGpu *self)
       gtk_widget_add_css_class (use, "suggested-action");
       gtk_widget_set_halign (use, GTK_ALIGN_CENTER);
       g_signal_connect_swapped (use, "clicked", G_CALLBACK (use_cb), self);
-      adw_status_page_set_child (ADW_STATUS_PAGE (status), use);
+      gtk_box_append (GTK_BOX (box), use);
     }
-  return status;
+  return box;
 }
 
 static GtkWidget *

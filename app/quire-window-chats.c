@@ -170,6 +170,15 @@ quire_window_new_chat (QuireWindow *self)
   return QUIRE_CHAT_VIEW (adw_tab_page_get_child (add_chat (self, conversation, TRUE)));
 }
 
+/* A chat that came from another window: its buttons have heard that the actions of that window are gone, and do not
+ * look again whether the chat itself has them. */
+static void
+renew_actions (QuireChatView *chat)
+{
+  gtk_widget_insert_action_group (GTK_WIDGET (chat), "chat", NULL);
+  gtk_widget_insert_action_group (GTK_WIDGET (chat), "chat", quire_chat_view_get_actions (chat));
+}
+
 static void
 page_attached_cb (QuireWindow *self, AdwTabPage *page)
 {
@@ -208,6 +217,8 @@ selected_page_cb (QuireWindow *self)
 
   gtk_widget_insert_action_group (GTK_WIDGET (self), "chat",
                                   chat != NULL ? quire_chat_view_get_actions (chat) : NULL);
+  if (chat != NULL && adw_tab_view_get_is_transferring_page (self->tab_view))
+    renew_actions (chat);
   if (self->restoring)
     return;
   if (chat == NULL)
