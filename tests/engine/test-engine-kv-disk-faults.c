@@ -179,7 +179,7 @@ static void test_foreign_files(void)
     g_assert_nonnull(strstr(m2, "another conversation"));
     gsize n = g_bytes_get_size(index);
     g_autofree uint8_t *data = g_memdup2(g_bytes_get_data(index, NULL), n);
-    data[8] = 2;
+    data[8]++;
     save(path, data, n);
     test_store_close(&s, test_store_expect(&s, "c", QE_KV_DISK_REFUSED, 0, &m3));
     g_assert_nonnull(strstr(m3, "version"));
@@ -377,7 +377,8 @@ static void expect_no_store(const char *dir, int code, const char *text)
 {
     const uint8_t digest[QE_KV_DISK_DIGEST_BYTES] = {1};
     g_autoptr(GError) error = NULL;
-    qe_kv_disk *disk = qe_kv_disk_new(dir, TEST_QUOTA, digest, 4096, NULL, NULL, &error);
+    qe_kv_disk *disk =
+        qe_kv_disk_new(dir, TEST_QUOTA, &(qe_kv_disk_kind){digest, 4096}, 1, NULL, NULL, &error);
     g_assert_null(disk);
     g_assert_error(error, QE_ERROR, code);
     g_test_message("%s", error->message);
