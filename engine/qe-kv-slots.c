@@ -453,10 +453,10 @@ bool qe_kv_slots_take(qe_kv_slots *self, qe_slot *out, GError **error)
         if (self->p.background) {
             if (self->n_until_retry > 0)
                 self->n_until_retry--;
-            qe_kv_slots_prepare(self, 1);
             qe_kv_slots_poll(self);
             slot = self->n_used < self->p.n_max ? qe_free_map_lowest(&self->map) : QE_SLOT_NONE;
             if (slot == QE_SLOT_NONE) {
+                qe_kv_slots_prepare(self, 1); /* for a later call, however soon it is ready */
                 g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY, "no KV host page is free now");
                 return false;
             }
