@@ -680,6 +680,18 @@ static void test_regenerate(void)
         g_assert_cmpmem(r.ids->data, r.ids->len * 4, expected.ids->data, r.ids->len * 4);
         g_assert_cmpuint(r.receipt.n_reused, ==, i ? 150 : 0);
     }
+    /* As long, and the same at its end, but for a token of another page, or of the last, or in a prompt of half a page. */
+    static const uint32_t changed[][2] = {{150, 5}, {150, 148}, {9, 0}, {9, 8}, {9, 0}};
+    for (guint i = 0; i < G_N_ELEMENTS(changed); i++) {
+        g_auto(et_result) r = {0};
+        g_auto(et_result) other = {0};
+        g_array_set_size(ids, changed[i][0]);
+        g_array_index(ids, uint32_t, changed[i][1])++;
+        want(ids, &other);
+        ask(engine, session, ids, &r);
+        et_assert_same(&other, &r);
+        g_assert_cmpuint(r.receipt.n_reused, ==, changed[i][1]);
+    }
     qe_engine_free(engine);
     scratch_free(dir);
 }

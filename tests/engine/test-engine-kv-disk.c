@@ -233,7 +233,9 @@ static void test_logits(void)
     file = test_store_load(&s, "c", &done);
     g_assert_cmpuint(done.listing->n_logits, ==, 1000);
     qe_kv_disk_completion_clear(&done);
+    expect_logits(&s, file, 51, tail, logits, 1000);
     qe_kv_disk_truncate(s.disk, file, 2);
+    g_assert_null(qe_kv_disk_dup_logits(s.disk, file, 51, tail, 1000)); /* nor behind what is written next */
     test_store_close(&s, file);
     file = test_store_load(&s, "c", &done);
     g_assert_cmpuint(done.listing->n_pages, ==, 2);
