@@ -625,7 +625,7 @@ static void test_last_logits(void)
             use_backend(mock);
             g_autoptr(GArray) ids = et_some_ids(n, 97);
             save(dir, "k", ids);
-            for (int draw = 0; draw < 4; draw++) {
+            for (int draw = 0; draw < 5; draw++) {
                 et_result r[2] = {{0}};
                 for (int kept = 0; kept < 2; kept++) {
                     const qe_logit_bias bias = {ids->len, 3};
@@ -641,8 +641,12 @@ static void test_last_logits(void)
                     params.logit_bias = &bias;
                     params.n_logit_bias = draw == 3;
                     params.n_top = draw == 3 ? 7 : 0;
+                    params.constraint = draw == 4 ? qe_constraint_new_json_object() : NULL;
+                    params.ignore_eos = draw != 4;
                     et_generate(engine, &params, &r[kept]);
+                    qe_constraint_unref(params.constraint);
                     g_assert_no_error(r[kept].error);
+                    g_assert_true(draw != 4 || r[kept].text->str[0] == '{');
                     g_assert_cmpuint(r[kept].receipt.n_reused, ==, kept ? n / 16 * 16 : 0);
                     g_assert_cmpuint(r[kept].receipt.n_new, ==, n - r[kept].receipt.n_reused);
                     if (kept) /* no rate of rows that nothing waited for */
