@@ -3,8 +3,9 @@
  *   open:   the list of the conversation's pages -> host slots, in order -> cached pages that its next request finds
  *   a page sealed and in the host tier -> appended to the conversation's file, in order, without gaps
  *
- * Kept are sessions with a disk key whose pages are exact (class 0), shared and tiered. A request of a session whose
- * pages are being read waits in the queue; others pass it. Whatever fails here costs a prefill and is told in the tier's
+ * Kept are sessions with a disk key whose pages are shared and tiered; each page class has files of its own, so a file
+ * stays with the class that it was opened in. The logits behind the last prompt are kept too: asked again, its reply begins
+ * without a step. A request of a session whose pages are being read waits in the queue; others pass it. Whatever fails here costs a prefill and is told in the tier's
  * note; no request ends for it.
  *
  * Invariants:
@@ -29,6 +30,7 @@
 /* A conversation's file. */
 struct qe_core_file {
     qe_timeline *timeline; /* NULL: the session is gone, or the file is closed */
+    uint32_t kv_class;     /* of its pages */
     qe_kv_disk_file *file; /* NULL: closed or deleted */
     uint32_t n_tags;
     bool opened;                  /* its list has come */
@@ -40,6 +42,9 @@ struct qe_core_file {
     uint32_t n_agreed;            /* so many pages of it are known to be the session's */
     uint32_t n_wanted, next_read; /* pages that are brought back; the next to ask for */
     uint32_t n_reading;
+    float *last; /* logits that the list is still too short for; NULL: none */
+    uint32_t n_last, last_n_tokens;
+    uint32_t last_tail[QK_PAGE_TOKENS]; /* the last last_n_tokens % 16 of those tokens */
 };
 
 typedef struct {
@@ -50,8 +55,7 @@ typedef struct {
 
 struct qe_core_disk {
     qe_kv_disk *store;
-    qe_queue *queue; /* borrowed */
-    uint64_t page_bytes;
+    qe_queue *queue;  /* borrowed */
     GHashTable *tags; /* disk_tag, owned */
     uint32_t n_writing;
     char *note;
@@ -61,14 +65,14 @@ struct qe_core_disk {
     bool news;
 };
 
-static qe_kv_pool *pool_of(const qe_core *core)
+static qe_kv_pool *pool_of(const qe_core *core, const struct qe_core_file *f)
 {
-    return core->pools[0];
+    return core->pools[f->kv_class];
 }
 
-static uint32_t window_pages(const qe_core_disk *disk)
+static uint32_t window_pages(const qe_core *core, const struct qe_core_file *f)
 {
-    return (uint32_t)CLAMP(WINDOW_BYTES / disk->page_bytes, 1, 4096);
+    return (uint32_t)CLAMP(WINDOW_BYTES / qe_kv_pool_page_bytes(pool_of(core, f)), 1, 4096);
 }
 
 static const qe_kv_disk_page *page_at(const struct qe_core_file *f, uint32_t i)
@@ -119,6 +123,7 @@ static void file_unref(struct qe_core_file *f)
     if (f->file || f->timeline || f->n_tags > 0)
         return;
     g_array_unref(f->pages);
+    g_free(f->last);
     g_free(f);
 }
 
@@ -139,11 +144,11 @@ static void take_back(qe_core *core, disk_tag *tag, qe_kv_disk_status status, ui
     qe_core_disk *disk = core->disk;
     bool ok = status == QE_KV_DISK_OK;
     if (tag->op == QE_KV_DISK_WRITE) {
-        qe_kv_page_unpin(pool_of(core), tag->page);
+        qe_kv_page_unpin(pool_of(core, f), tag->page);
         disk->n_writing--;
         f->stuck |= !ok && status != QE_KV_DISK_DROPPED;
     } else if (tag->op == QE_KV_DISK_READ) {
-        qe_kv_page_import_done(pool_of(core), tag->page, ok);
+        qe_kv_page_import_done(pool_of(core, f), tag->page, ok);
         f->n_reading--;
         if (!ok) /* what comes behind a page that is not there is of no use now */
             f->n_wanted = f->next_read = MIN(MIN(f->n_wanted, f->next_read), position);
@@ -170,7 +175,7 @@ static void take_listing(qe_core *core, struct qe_core_file *f, const qe_kv_disk
         n = 0;
     }
     g_array_append_vals(f->pages, listing->pages, n);
-    f->n_wanted = MIN(n, qe_kv_pool_n_host_available(pool_of(core)));
+    f->n_wanted = MIN(n, qe_kv_pool_n_host_available(pool_of(core, f)));
 }
 
 static void take_completion(qe_core *core, const qe_kv_disk_completion *c)
@@ -204,11 +209,11 @@ static void take_completions(qe_core *core)
 static void read_pages(qe_core *core, struct qe_core_file *f)
 {
     f->waits = false;
-    while (f->next_read < f->n_wanted && f->n_reading < window_pages(core->disk)) {
+    while (f->next_read < f->n_wanted && f->n_reading < window_pages(core, f)) {
         const qe_kv_disk_page *p = page_at(f, f->next_read);
         qe_page page;
         void *bytes;
-        switch (qe_kv_pool_import(pool_of(core), &p->parent, p->ids, &page, &bytes)) {
+        switch (qe_kv_pool_import(pool_of(core, f), &p->parent, p->ids, &page, &bytes)) {
         case QE_IMPORT_TAKEN:
             f->n_reading++;
             f->n_vain = 0;
@@ -238,7 +243,7 @@ bool qe_core_disk_wait_slab(qe_core *core)
 {
     GHashTableIter iter;
     void *value;
-    bool any = false, came = false;
+    bool any = false, asked[QE_KV_CLASSES] = {false}, came[QE_KV_CLASSES] = {false};
     if (!core->disk || core->lost)
         return false;
     g_hash_table_iter_init(&iter, core->timelines);
@@ -246,9 +251,10 @@ bool qe_core_disk_wait_slab(qe_core *core)
         struct qe_core_file *f = ((qe_timeline *)value)->disk;
         if (!f || !f->waits)
             continue;
-        if (!any)
-            came = qe_kv_pool_wait_host_slab(pool_of(core));
-        if (!came && ++f->n_vain == VAIN_MAX) /* none is being made: what there is has to do */
+        if (!asked[f->kv_class])
+            came[f->kv_class] = qe_kv_pool_wait_host_slab(pool_of(core, f));
+        asked[f->kv_class] = true;
+        if (!came[f->kv_class] && ++f->n_vain == VAIN_MAX) /* none is being made: what there is has to do */
             f->n_wanted = f->next_read;
         f->waits = false;
         any = true;
@@ -283,11 +289,11 @@ static void write_page(qe_core *core, struct qe_core_file *f, uint32_t i, qe_pag
 {
     const qe_session *session = f->timeline->session;
     qe_kv_disk_page p = {
-        .key = *qe_kv_page_key(pool_of(core), page),
+        .key = *qe_kv_page_key(pool_of(core, f), page),
         .parent = i > 0 ? page_at(f, i - 1)->key : qe_session_seed(session),
     };
     memcpy(p.ids, qe_session_ids(session) + (gsize)i * QK_PAGE_TOKENS, sizeof p.ids);
-    qe_kv_page_pin(pool_of(core), page);
+    qe_kv_page_pin(pool_of(core, f), page);
     core->disk->n_writing++;
     qe_kv_disk_write(
         core->disk->store, f->file, i, &p, bytes, tag_new(core->disk, f, QE_KV_DISK_WRITE, page));
@@ -295,23 +301,65 @@ static void write_page(qe_core *core, struct qe_core_file *f, uint32_t i, qe_pag
     f->n_agreed = f->pages->len;
 }
 
+/* ---- The logits behind the last prompt ---- */
+
+/* Hands them to the store as soon as the list has the pages before them. */
+static void store_logits(qe_core *core, struct qe_core_file *f)
+{
+    uint32_t n_pages = f->last_n_tokens / QK_PAGE_TOKENS;
+    if (!f->last || f->pages->len < n_pages || f->n_agreed < n_pages)
+        return;
+    qe_kv_disk_set_logits(core->disk->store, f->file, f->last_n_tokens, f->last_tail, f->last, f->n_last);
+    g_clear_pointer(&f->last, g_free);
+}
+
+void qe_core_disk_keep_logits(qe_core *core, qe_timeline *t, uint32_t n_tokens, const float *logits)
+{
+    struct qe_core_file *f = t->disk;
+    if (!f)
+        return;
+    uint32_t n = qe_model_get_config(core->model)->vocab, n_tail = n_tokens % QK_PAGE_TOKENS;
+    g_free(f->last);
+    f->last = g_memdup2(logits, n * sizeof *logits);
+    f->n_last = n;
+    f->last_n_tokens = n_tokens;
+    memcpy(f->last_tail, qe_session_ids(t->session) + n_tokens - n_tail, n_tail * sizeof *f->last_tail);
+}
+
+float *qe_core_disk_dup_logits(qe_core *core, qe_timeline *t)
+{
+    struct qe_core_file *f = t->disk;
+    if (!f || !f->opened || core->lost || t->kv_class != f->kv_class)
+        return NULL;
+    uint32_t n_tokens = qe_session_n_ids(t->session), n_tail = n_tokens % QK_PAGE_TOKENS;
+    agree(core, f);
+    if (f->n_agreed < n_tokens / QK_PAGE_TOKENS)
+        return NULL;
+    return qe_kv_disk_dup_logits(core->disk->store, f->file, n_tokens,
+        qe_session_ids(t->session) + n_tokens - n_tail, qe_model_get_config(core->model)->vocab);
+}
+
+/* ---- Writing, goes on ---- */
+
 /* Appends what the session has in the host tier and the list has not. @all: more than a window of it. */
 static void write_pages(qe_core *core, struct qe_core_file *f, bool all)
 {
     const qe_session *session = f->timeline->session;
     uint32_t n_full = qe_session_n_cached(session) / QK_PAGE_TOKENS;
-    if (!f->opened || f->timeline->kv_class != 0)
+    if (!f->opened || f->timeline->kv_class != f->kv_class)
         return;
     agree(core, f);
+    store_logits(core, f);
     if (f->stuck || f->n_agreed < f->pages->len)
         return;
     for (uint32_t i = f->pages->len; i < MIN(n_full, QE_KV_DISK_PAGES_MAX); i++) {
         qe_page page = qe_session_pages(session)[i];
-        const void *bytes = qe_kv_page_host(pool_of(core), page);
-        if (!bytes || !qe_kv_page_key(pool_of(core), page) ||
-            (!all && core->disk->n_writing >= window_pages(core->disk)))
+        const void *bytes = qe_kv_page_host(pool_of(core, f), page);
+        if (!bytes || !qe_kv_page_key(pool_of(core, f), page) ||
+            (!all && core->disk->n_writing >= window_pages(core, f)))
             return;
         write_page(core, f, i, page, bytes);
+        store_logits(core, f);
     }
 }
 
@@ -352,7 +400,7 @@ bool qe_core_disk_wait(qe_core *core)
 static bool is_kept(const qe_core *core, const qe_timeline *t)
 {
     const qe_session_policy *policy = qe_session_get_policy(t->session);
-    return core->disk && !core->lost && t->disk_key && t->kv_class == 0 && policy->shared && policy->tiered;
+    return core->disk && !core->lost && t->disk_key && policy->shared && policy->tiered;
 }
 
 /* What is asked of the file is still done; nothing more is. */
@@ -369,16 +417,16 @@ static void close_file(qe_core *core, struct qe_core_file *f)
 
 void qe_core_disk_update(qe_core *core, qe_timeline *t)
 {
-    if (is_kept(core, t) == (t->disk != NULL))
-        return;
-    if (t->disk) {
+    bool kept = is_kept(core, t);
+    if (t->disk && (!kept || t->disk->kv_class != t->kv_class))
         close_file(core, t->disk);
+    if (!kept || t->disk)
         return;
-    }
     g_autoptr(GError) error = NULL;
     struct qe_core_file *f = g_new0(struct qe_core_file, 1);
     disk_tag *tag = tag_new(core->disk, f, QE_KV_DISK_OPEN, QE_PAGE_NONE);
-    f->file = qe_kv_disk_open(core->disk->store, t->disk_key, tag, &error);
+    f->kv_class = t->kv_class;
+    f->file = qe_kv_disk_open(core->disk->store, f->kv_class, t->disk_key, tag, &error);
     f->pages = g_array_new(FALSE, FALSE, sizeof(qe_kv_disk_page));
     if (!f->file) {
         set_note(core, error->message);
@@ -413,6 +461,8 @@ void qe_core_disk_distrust(qe_core *core, qe_timeline *t)
     if (!t->disk || !t->disk->opened)
         return;
     qe_kv_disk_truncate(core->disk->store, t->disk->file, 0);
+    qe_kv_disk_set_logits(core->disk->store, t->disk->file, 0, NULL, NULL, 0);
+    g_clear_pointer(&t->disk->last, g_free);
     cut_list(t->disk, 0);
     t->disk->stuck = true;
 }
@@ -422,7 +472,7 @@ void qe_core_disk_leave(qe_core *core, qe_timeline *t)
     if (!t->disk)
         return;
     if (!core->lost) {
-        while (wait_move(pool_of(core)))
+        while (wait_move(pool_of(core, t->disk)))
             ;
         write_pages(core, t->disk, true);
     }
@@ -465,18 +515,21 @@ void qe_core_disk_start(qe_core *core)
     g_clear_pointer(&core->disk_reason, g_free);
     if (core->disk || !core->disk_dir || core->disk_bytes_max == 0)
         return;
-    if (!qe_kv_pool_has_host(pool_of(core))) {
+    if (!qe_kv_pool_has_host(core->pools[0])) {
         core->disk_reason =
             g_strdup("Pages go to the disk by way of host memory, and none is set apart for them.");
         return;
     }
     qe_core_disk *disk = g_new0(qe_core_disk, 1);
     disk->queue = core->queue;
-    disk->page_bytes = qe_kv_pool_page_bytes(pool_of(core));
     qe_mutex_init(&disk->lock);
     qe_cond_init(&disk->cond);
-    disk->store = qe_kv_disk_new(
-        core->disk_dir, core->disk_bytes_max, core->digest, disk->page_bytes, on_news, disk, &error);
+    qe_kv_disk_kind kinds[QE_KV_CLASSES];
+    uint32_t n_kinds = 0;
+    for (; n_kinds < QE_KV_CLASSES && core->pools[n_kinds]; n_kinds++)
+        kinds[n_kinds] =
+            (qe_kv_disk_kind){core->digests[n_kinds], qe_kv_pool_page_bytes(core->pools[n_kinds])};
+    disk->store = qe_kv_disk_new(core->disk_dir, core->disk_bytes_max, kinds, n_kinds, on_news, disk, &error);
     if (!disk->store) {
         core->disk_reason = g_strdup(error->message);
         qe_cond_clear(&disk->cond);
@@ -499,10 +552,12 @@ void qe_core_disk_start(qe_core *core)
 /* Brings what sessions have sealed to the disk, as far as there is time. */
 static void drain(qe_core *core, gint64 deadline)
 {
-    qe_kv_pool *pool = pool_of(core);
     while (g_get_monotonic_time() < deadline) {
+        bool moved = false;
         qe_core_disk_advance(core);
-        if (wait_move(pool))
+        for (int c = 0; c < QE_KV_CLASSES && core->pools[c] && !moved; c++)
+            moved = wait_move(core->pools[c]);
+        if (moved)
             continue;
         if (core->disk->n_writing > 0) {
             wait_news(core->disk, deadline);
@@ -560,7 +615,7 @@ void qe_core_disk_describe(const qe_core *core, qe_stats_disk *out)
         return;
     qe_kv_disk_usage usage;
     qe_kv_disk_get_usage(core->disk->store, &usage);
-    uint64_t slot_bytes = qe_kv_disk_slot_bytes(core->disk->store);
+    uint64_t slot_bytes = qe_kv_disk_slot_bytes(core->disk->store, 0);
     *out = (qe_stats_disk){
         .present = true,
         .note = core->disk->note,

@@ -34,7 +34,7 @@ static void report(qe_request *request)
     receipt->prefill_ms = ms_between(request->admitted, request->first_token ? request->first_token : now);
     receipt->first_token_ms = ms_between(request->called, request->first_token);
     receipt->decode_ms = ms_between(request->first_token, request->last_token);
-    if (receipt->prefill_ms > 0 && request->first_token)
+    if (receipt->prefill_ms > 0 && request->first_token && !request->begun_known)
         receipt->prefill_tokens_per_s = receipt->n_new * 1000.0 / receipt->prefill_ms;
     if (receipt->decode_ms > 0)
         receipt->decode_tokens_per_s = (request->n_generated - 1) * 1000.0 / receipt->decode_ms;
@@ -328,14 +328,18 @@ static uint32_t adopt(qe_timeline *t, uint32_t keep, uint32_t *n_disk)
     return n;
 }
 
+static void begin_reply(qe_core *core, qe_request *request, const float *logits);
+
 static void start(qe_core *core, qe_request *request)
 {
     qe_timeline *t = request->timeline;
     bool keeps = t->mode != QE_CACHE_REBUILD && t->mode != QE_CACHE_PAGED;
     if ((request->no_reuse || !keeps) && !request->reuse_counted)
         qe_session_uncache(t->session, 0);
-    /* The last row's logits exist only when it is computed; an eval wants those of its rows. */
-    uint32_t keep = qe_session_n_ids(t->session) - 1;
+    /* The last row's logits exist only when it is computed, or were kept; an eval wants those of its rows. */
+    bool begins = request->n_generated == 0 && request->n_generate_max > 0 && !request->no_reuse;
+    g_autofree float *known = begins && !request->is_eval ? qe_core_disk_dup_logits(core, t) : NULL;
+    uint32_t keep = qe_session_n_ids(t->session) - (known ? 0 : 1);
     if (request->is_eval)
         keep = MIN(keep, request->eval_first);
     if (qe_session_n_cached(t->session) > keep)
@@ -367,6 +371,8 @@ static void start(qe_core *core, qe_request *request)
     insert_by_serial(core->running, request);
     report(request);
     qe_stats_touch(core->stats);
+    if (known)
+        begin_reply(core, request, known);
 }
 
 /* Whether its conversation's pages are still being read from the disk. The look after they are there notes the time. */
@@ -420,6 +426,12 @@ typedef struct {
     uint32_t n_select; /* selective: pages that its row attends to; 0: all of them */
 } candidate;
 
+/* Whether the logits behind its prompt are kept with its conversation on disk. */
+static bool keeps_logits(const qe_request *request)
+{
+    return request->timeline->disk && request->n_generated == 0 && !request->is_eval;
+}
+
 /* The row or rows that @request could compute now; false: none. */
 static bool next_rows(qe_request *request, candidate *c, qe_sched_item *item)
 {
@@ -442,7 +454,7 @@ static bool next_rows(qe_request *request, candidate *c, qe_sched_item *item)
             item->n_logit_rows = item->decode;
         } else if (request->is_eval)
             item->n_logit_rows = MIN(item->n_known, n_ids - request->eval_first);
-        else if (request->n_top && !request->top_known)
+        else if ((request->n_top && !request->top_known) || keeps_logits(request))
             item->n_logit_rows = 1;
         return true;
     }
@@ -483,6 +495,7 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
         member.n_logits = end > request->eval_first ? MIN(item->n_rows, end - request->eval_first) : 0;
     }
     member.wants_top = member.samples && request->n_top && !request->top_known && request->n_unread == 0;
+    member.keeps_logits = member.samples && keeps_logits(request) && request->n_unread == 0;
     qe_step_draw draw = {
         .sampling = request->sampling,
         .n_top = MIN(request->n_top_logprobs, qe_model_get_config(core->model)->vocab),
@@ -855,18 +868,55 @@ static void add_profile(qe_profile *to, const qk_profile *from, double ms)
     to->kv_in_attend = from->kv_in_attend;
 }
 
-static void accept_output(qe_core *core, const qe_step_member *m, const qk_result *result)
+/* @tops: [n_top_logprobs], looked at when they are wanted. */
+static void accept_output(
+    qe_core *core, qe_request *request, const qk_output_result *output, const qk_top *tops)
 {
-    qe_request *request = m->request;
-    const qk_output_result *output = &result->outputs[m->sample_output];
     if (!request->logprobs) {
         accept_token(core, request, (uint32_t)output->token, NULL);
         return;
     }
     uint32_t n_top = MIN(request->n_top_logprobs, qe_model_get_config(core->model)->vocab);
     qe_token_logprobs logprobs;
-    list_logprobs(&logprobs, output, result->tops + (gsize)m->sample_output * QK_TOP_MAX, n_top);
+    list_logprobs(&logprobs, output, tops, n_top);
     accept_token(core, request, (uint32_t)output->token, &logprobs);
+}
+
+/* Draws the reply's first token from the logits behind the prompt, which were kept: what of the prompt is not cached is
+ * computed beside that token. */
+static void begin_reply(qe_core *core, qe_request *request, const float *logits)
+{
+    qe_session *session = request->timeline->session;
+    const uint32_t vocab = qe_model_get_config(core->model)->vocab;
+    g_autofree uint32_t *mask = request->guide ? g_new(uint32_t, qk_mask_words(vocab)) : NULL;
+    qk_sampling sampling = request->sampling;
+    qk_output_result output;
+    qk_top tops[QK_TOP_MAX];
+    sampling.position = qe_session_n_ids(session);
+    if (mask)
+        qe_guide_fill(request->guide, mask);
+    const qk_host_draw draw = {
+        .logits = logits,
+        .vocab = vocab,
+        .ids = qe_session_ids(session),
+        .n_ids = qe_session_n_ids(session),
+        .bias = request->bias,
+        .n_bias = request->n_bias,
+        .mask = mask,
+        .n_top = MIN(request->n_top_logprobs, vocab),
+        .sampling = &sampling,
+    };
+    if (qk_host_sample(&draw, &output, tops) != QK_OK || output.flags != 0 || output.token < 0) {
+        qe_session_uncache(session, qe_session_n_ids(session) - 1); /* computed as always */
+        restart(request);
+        return;
+    }
+    request->begun_known = true;
+    if (request->n_top)
+        give_top(core, request, logits);
+    qe_request_ref(request);
+    accept_output(core, request, &output, tops);
+    qe_request_unref(request);
 }
 
 static void apply_member(qe_core *core, const qe_step_member *m, const qk_result *result, double ms)
@@ -905,12 +955,15 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
     const qk_output_result *output = &result->outputs[m->sample_output];
     if (m->wants_top)
         give_top(core, request, result->logits + (gsize)m->sample_output * vocab);
+    if (m->keeps_logits && !(output->flags & QK_RESULT_NOT_FINITE))
+        qe_core_disk_keep_logits(
+            core, t, m->start + m->n_rows, result->logits + (gsize)m->sample_output * vocab);
     if (output->flags & QK_RESULT_NOT_FINITE || output->token < 0 || (uint32_t)output->token >= vocab)
         fail_numeric(core, request);
     else if (request->n_generate_max == 0)
         qe_core_finish(core, request, QE_FINISH_CONTEXT, NULL);
     else
-        accept_output(core, m, result);
+        accept_output(core, request, output, result->tops + (gsize)m->sample_output * QK_TOP_MAX);
 }
 
 /* The checker over the pools and every session: a broken invariant is a bug, and going on would corrupt replies. */

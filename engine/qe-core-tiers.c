@@ -6,7 +6,8 @@
  *   3. copies to the host that are on their way are waited for, and 2 again
  *   4. the session's own oldest pages, when its mode is tiered: they are attended to in host memory
  *   5. host pages that are being written to the disk are waited for
- *   6. pages of idle sessions that only the device has: those sessions compute them again (qe_core_drop_oldest)
+ *   6. pages of idle sessions that only the device has, and those behind: such sessions compute them again
+ *      (qe_core_drop_oldest)
  * Never: what running sessions of other requests hold, and what is being loaded.
  *
  * Invariant: pages move only here and in the pool; a plan is filled after the moves of its round. */
@@ -70,6 +71,7 @@ void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *c
     t->cache = *config;
     uint32_t kv_class = mode == QE_CACHE_TIERED_INT8 && core->pools[1];
     if (kv_class != t->kv_class) { /* pages of another kind: the ids stay, their KV is computed again */
+        qe_core_disk_leave(core, t);
         qe_session *session = qe_core_rebuild_session(core->pools[kv_class], t->session);
         t->mode_changed = qe_session_n_cached(t->session) > 0;
         qe_session_free(t->session);
@@ -186,15 +188,27 @@ static void give_up(qe_core *core, qe_timeline *t)
     qe_stats_touch(core->stats);
 }
 
+/* The session's pages go, from the first one on that only the device has. */
+static void give_up_device(qe_core *core, qe_timeline *t)
+{
+    qe_session_drop_lost(t->session);
+    qe_session_demote(t->session, UINT32_MAX, false, NULL);
+    t->evicted = true;
+    qe_stats_touch(core->stats);
+}
+
 bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep)
 {
     g_autoptr(GPtrArray) idle = list_idle(core, NULL, keep);
     for (guint i = 0; i < idle->len; i++) {
         qe_timeline *t = idle->pdata[i];
-        if (qe_session_n_on_device(t->session) > 0) {
+        uint32_t n = qe_session_n_on_device(t->session);
+        if (n == 0)
+            continue;
+        give_up_device(core, t);
+        if (qe_session_n_on_device(t->session) == n)
             give_up(core, t);
-            return true;
-        }
+        return true;
     }
     return false;
 }
@@ -245,11 +259,11 @@ static bool take_from_other(qe_core *core, const qe_kv_pool *pool, const qe_time
         return false;
     if (qe_kv_pool_trim(other, 0) > 0)
         return true;
-    if (qe_kv_pool_evict_cached(other, UINT32_MAX) + demote_pool(core, other, keep, UINT32_MAX) == 0)
-        return false;
-    if (qe_kv_pool_trim(other, 0) > 0)
+    if (qe_kv_pool_evict_cached(other, UINT32_MAX) + demote_pool(core, other, keep, UINT32_MAX) > 0 &&
+        qe_kv_pool_trim(other, 0) > 0)
         return true;
-    return qe_kv_pool_n_moving(other) > 0 && wait_for_move(core, other);
+    /* Pages whose copies are on their way to the host can go when those are there. */
+    return qe_kv_pool_n_moving(other) + qe_kv_pool_n_to_store(other) > 0 && wait_for_move(core, other);
 }
 
 uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, const qe_kv_pool *pool, uint32_t n)

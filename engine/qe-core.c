@@ -238,10 +238,7 @@ static void make_pools(qe_core *core, uint32_t n_pages)
         qk_shape shape = shape_of(core);
         if (c == 0 && core->params.select_max)
             qe_kv_pool_set_bounds(core->pools[c], qk_bounds_bytes(&shape, layouts[c]->dtype));
-        uint8_t digest[32];
-        set_seed(core, core->pools[c], layouts[c], digest);
-        if (c == 0)
-            memcpy(core->digest, digest, sizeof core->digest);
+        set_seed(core, core->pools[c], layouts[c], core->digests[c]);
     }
 }
 

@@ -77,11 +77,11 @@ struct qe_core {
     qe_kv_ledger device_ledger, host_ledger; /* what the pools share */
     uint32_t context_max;                    /* tokens */
     uint32_t step_rows_max;
-    uint64_t host_bytes;     /* budget of the host tier; 0: there is none */
-    uint8_t digest[32];      /* of all that the bytes of a class 0 page depend on */
-    qe_core_disk *disk;      /* NULL: there is none */
-    char *disk_reason;       /* why there is none although one was asked for */
-    GPtrArray *disk_deletes; /* char *: conversations to be deleted there once there is one */
+    uint64_t host_bytes;                /* budget of the host tier; 0: there is none */
+    uint8_t digests[QE_KV_CLASSES][32]; /* of all that the bytes of a page of the class depend on */
+    qe_core_disk *disk;                 /* NULL: there is none */
+    char *disk_reason;                  /* why there is none although one was asked for */
+    GPtrArray *disk_deletes;            /* char *: conversations to be deleted there once there is one */
     /* The device part. */
     qk_backend *backend;
     bool is_host;                           /* device memory is host memory */
@@ -143,7 +143,8 @@ void qe_core_set_kv_bytes(qe_core *core, uint64_t kv_bytes_max);
 /* Tiers (qe-core-tiers.c). */
 /* A scratch counter a page of @pool, zeroed: [n_pages]. One at a time. */
 uint32_t *qe_core_page_counts(qe_core *core, const qe_kv_pool *pool);
-/* All pages of the idle session, other than @keep, that was used longest ago and has any on the device. */
+/* Pages of the idle session, other than @keep, that was used longest ago and has any on the device: what only that has, or
+ * all of them. false: there is none. */
 bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep);
 void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *config);
 uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t); /* tokens that the session can hold */
@@ -174,6 +175,10 @@ void qe_core_disk_update(
 void qe_core_disk_leave(qe_core *core, qe_timeline *t); /* its session is being closed: what it has is kept */
 void qe_core_disk_begin_turn(qe_timeline *t);           /* its ids may have changed anywhere */
 void qe_core_disk_distrust(qe_core *core, qe_timeline *t); /* its pages may be no good: those on disk go */
+/* The logits behind the prompt, the first @n_tokens of the session: [vocab]. Nothing when it is not kept on disk. */
+void qe_core_disk_keep_logits(qe_core *core, qe_timeline *t, uint32_t n_tokens, const float *logits);
+/* Those behind all of the session's tokens: [vocab]. Returns: owned; NULL: they are not known. */
+float *qe_core_disk_dup_logits(qe_core *core, qe_timeline *t);
 void qe_core_disk_delete(qe_core *core, const char *key);
 void qe_core_disk_advance(qe_core *core);           /* takes what the store has done, asks it for more */
 bool qe_core_disk_is_reading(const qe_timeline *t); /* pages of it are on their way to the host tier */

@@ -31,15 +31,15 @@ char *qe_kv_disk_message(const qe_kv_disk_file *file, const char *format, ...)
     va_start(args, format);
     g_autofree char *text = g_strdup_vprintf(format, args);
     va_end(args);
-    return g_strdup_printf("%s/%s/%s: %s", file->disk->dir, file->disk->digest_hex, file->stem, text);
+    return g_strdup_printf("%s/%s/%s: %s", file->disk->dir, file->kind->hex, file->stem, text);
 }
 
 /* ---- Room: the quota and eviction ---- */
 
 /* What a file with so many slots may come to: the index is there twice while it is replaced. */
-uint64_t qe_kv_disk_file_bytes(const qe_kv_disk *self, uint64_t n_slots, uint64_t n_logits)
+uint64_t qe_kv_disk_file_bytes(const qe_kv_disk_file *file, uint64_t n_slots, uint64_t n_logits)
 {
-    return n_slots * self->slot_bytes + 2 * round_up(qe_kv_index_bytes(n_slots, n_logits));
+    return n_slots * file->kind->slot_bytes + 2 * round_up(qe_kv_index_bytes(n_slots, n_logits));
 }
 
 /* Unlinks the files of an entry; without the lock. */
@@ -86,7 +86,7 @@ bool qe_kv_disk_reserve(qe_kv_disk *self, uint64_t need)
             victim->busy = true;
             self->n_evicting++;
             qe_mutex_unlock(&self->lock);
-            int rc = unlink_entry(self, victim->path, victim->bad, victim->ours);
+            int rc = unlink_entry(self, victim->path, victim->bad, victim->kind != NULL);
             qe_mutex_lock(&self->lock);
             self->n_evicting--;
             victim->busy = false;
@@ -110,7 +110,7 @@ bool qe_kv_disk_reserve(qe_kv_disk *self, uint64_t need)
 disk_entry *qe_kv_disk_own_entry(qe_kv_disk_file *file)
 {
     if (!file->entry) {
-        file->entry = qe_kv_disk_entry(file->disk, file->disk->digest_hex, file->stem, false, true);
+        file->entry = qe_kv_disk_entry(file->disk, file->kind->hex, file->stem, false, true);
         file->entry->busy = true;
     }
     return file->entry;
@@ -120,7 +120,7 @@ void qe_kv_disk_count_file(qe_kv_disk_file *file, uint32_t n_logits)
 {
     disk_entry *entry = qe_kv_disk_own_entry(file);
     entry->n_slots = file->slots->len;
-    qe_kv_disk_entry_count(file->disk, entry, qe_kv_disk_file_bytes(file->disk, file->slots->len, n_logits));
+    qe_kv_disk_entry_count(file->disk, entry, qe_kv_disk_file_bytes(file, file->slots->len, n_logits));
 }
 
 bool qe_kv_disk_slot_is_free(const qe_kv_disk_file *file, uint32_t slot)
@@ -149,7 +149,7 @@ static void take_snapshot(qe_kv_disk_file *file, qe_kv_disk_listing *out)
         out->slots[i] = page->slot;
         g_array_index(file->slots, disk_slot, page->slot).durable = 1;
     }
-    if (file->logits && file->logits_n_tokens / QE_PAGE_KEY_TOKENS == n) {
+    if (file->logits && file->logits_n_tokens / QE_PAGE_KEY_TOKENS <= n) {
         out->logits = g_memdup2(file->logits, file->n_logits * sizeof(float));
         out->n_logits = file->n_logits;
         out->logits_n_tokens = file->logits_n_tokens;
@@ -162,7 +162,7 @@ static void take_snapshot(qe_kv_disk_file *file, qe_kv_disk_listing *out)
 static bool reserve_index(qe_kv_disk_file *file, uint32_t n_logits)
 {
     qe_kv_disk *self = file->disk;
-    uint64_t bytes = qe_kv_disk_file_bytes(self, file->slots->len, n_logits),
+    uint64_t bytes = qe_kv_disk_file_bytes(file, file->slots->len, n_logits),
              has = qe_kv_disk_own_entry(file)->bytes;
     uint64_t need = bytes > has ? bytes - has : 0;
     if (!qe_kv_disk_reserve(self, need))
@@ -183,7 +183,7 @@ static void shrink(qe_kv_disk_file *file, uint32_t n_logits)
     if (n == file->slots->len)
         return;
     qe_mutex_unlock(&file->disk->lock);
-    int rc = ftruncate(file->fd, (off_t)(n * file->disk->slot_bytes));
+    int rc = ftruncate(file->fd, (off_t)(n * file->kind->slot_bytes));
     qe_mutex_lock(&file->disk->lock);
     if (rc == 0) {
         g_array_set_size(file->slots, n);
@@ -195,8 +195,7 @@ static void shrink(qe_kv_disk_file *file, uint32_t n_logits)
 /* Syncs the page file and replaces the index, without the lock. */
 static int write_index(qe_kv_disk_file *file, const qe_kv_disk_listing *listing, const char **step)
 {
-    qe_kv_disk *self = file->disk;
-    const qe_kv_index_identity identity = {self->digest, self->page_bytes, file->conversation};
+    const qe_kv_index_identity identity = {file->kind->digest, file->kind->page_bytes, file->conversation};
     g_autofree char *name = qe_kv_disk_file_name(file, ".index"),
                     *temp = qe_kv_disk_file_name(file, ".index.tmp");
     *step = "fdatasync of the page file";
@@ -206,7 +205,7 @@ static int write_index(qe_kv_disk_file *file, const qe_kv_disk_listing *listing,
         return code;
     }
     g_autofree uint8_t *data = qe_kv_index_encode(&identity, listing);
-    return qe_kv_io_replace(self->digest_fd, name, temp, data,
+    return qe_kv_io_replace(file->kind->fd, name, temp, data,
         (size_t)qe_kv_index_bytes(listing->n_pages, listing->n_logits), step);
 }
 
@@ -238,8 +237,7 @@ qe_kv_disk_status qe_kv_disk_update_index(qe_kv_disk_file *file, char **message)
             const disk_op op = {.op = QE_KV_DISK_LOGITS};
             qe_kv_disk_post(self, file, &op, QE_KV_DISK_QUOTA,
                 qe_kv_disk_message(file, "no room within the quota for the last logits"), NULL);
-            g_clear_pointer(&file->logits, g_free);
-            file->n_logits = file->logits_n_tokens = 0;
+            qe_kv_disk_forget_logits(file);
         }
         if (!reserve_index(file, 0)) {
             *message = qe_kv_disk_message(file, "no room within the quota for the index");
@@ -294,9 +292,9 @@ static char *set_aside(qe_kv_disk_file *file, GPtrArray *bad_paths)
     for (guint i = 0; i < G_N_ELEMENTS(suffixes); i++) {
         g_autofree char *from = qe_kv_disk_file_name(file, suffixes[i]),
                         *to = g_strconcat(from, ".bad", NULL);
-        if (renameat(self->digest_fd, from, self->digest_fd, to) != 0 && errno != ENOENT) {
+        if (renameat(file->kind->fd, from, file->kind->fd, to) != 0 && errno != ENOENT) {
             ok = false;
-            qe_kv_io_unlink(self->digest_fd, from);
+            qe_kv_io_unlink(file->kind->fd, from);
         }
     }
     return ok ? g_strdup_printf("set aside as %s.*.bad", file->stem) : g_strdup("deleted");
@@ -311,7 +309,7 @@ static void move_to_bad(qe_kv_disk_file *file)
         qe_kv_disk_entry_remove(self, file->entry);
         file->entry = NULL;
     }
-    disk_entry *bad = qe_kv_disk_entry(self, self->digest_hex, file->stem, true, true);
+    disk_entry *bad = qe_kv_disk_entry(self, file->kind->hex, file->stem, true, true);
     qe_kv_disk_entry_count(self, bad, bytes);
     bad->used_us = g_get_real_time();
 }
@@ -327,7 +325,7 @@ static void refuse_files(qe_kv_disk_file *file, const disk_op *op, const GError 
     g_hash_table_iter_init(&iter, self->entries);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         disk_entry *entry = value;
-        if (entry->bad && entry->ours && !entry->busy) {
+        if (entry->bad && entry->kind == file->kind && !entry->busy) {
             entry->busy = true;
             g_ptr_array_add(bad_paths, g_strdup(entry->path));
             g_ptr_array_add(bad_entries, entry);
@@ -370,9 +368,11 @@ static void adopt_listing(
     }
     if (n_pages < listing->n_pages) {
         file->index_dirty = true;
+        listing->n_pages = n_pages;
+    }
+    if (listing->logits_n_tokens / QE_PAGE_KEY_TOKENS > n_pages) {
         g_clear_pointer(&listing->logits, g_free);
         listing->n_logits = listing->logits_n_tokens = listing->n_tail = 0;
-        listing->n_pages = n_pages;
     }
     if (listing->logits) {
         file->logits = g_memdup2(listing->logits, listing->n_logits * sizeof(float));
@@ -389,14 +389,14 @@ static int open_pages(
 {
     struct stat st = {0};
     g_autofree char *name = qe_kv_disk_file_name(file, ".pages");
-    int rc = qe_kv_io_open(file->disk->digest_fd, name, false, &file->fd, &file->direct);
+    int rc = qe_kv_io_open(file->kind->fd, name, false, &file->fd, &file->direct);
     if (rc == 0 && fstat(file->fd, &st) != 0)
         rc = errno;
     if (rc == 0 && !S_ISREG(st.st_mode))
         rc = EISDIR;
     if (rc != 0 && rc != ENOENT)
         return rc;
-    *n_slots = MIN((uint64_t)st.st_size / file->disk->slot_bytes, QE_KV_INDEX_SLOTS_MAX);
+    *n_slots = MIN((uint64_t)st.st_size / file->kind->slot_bytes, QE_KV_INDEX_SLOTS_MAX);
     *n_pages = 0;
     while (*n_pages < listing->n_pages && listing->slots[*n_pages] < *n_slots)
         (*n_pages)++;
@@ -406,10 +406,10 @@ static int open_pages(
 void qe_kv_disk_run_open(qe_kv_disk_file *file, const disk_op *op)
 {
     qe_kv_disk *self = file->disk;
-    const qe_kv_index_identity identity = {self->digest, self->page_bytes, file->conversation};
+    const qe_kv_index_identity identity = {file->kind->digest, file->kind->page_bytes, file->conversation};
     g_autofree char *name = qe_kv_disk_file_name(file, ".index"),
                     *pages_name = qe_kv_disk_file_name(file, ".pages");
-    g_autofree char *path = g_build_filename(self->dir, self->digest_hex, name, NULL);
+    g_autofree char *path = g_build_filename(self->dir, file->kind->hex, name, NULL);
     g_autoptr(GError) error = NULL;
     g_autofree uint8_t *data = NULL;
     g_autofree qe_kv_disk_listing *listing = g_new0(qe_kv_disk_listing, 1);
@@ -421,21 +421,21 @@ void qe_kv_disk_run_open(qe_kv_disk_file *file, const disk_op *op)
         qe_kv_disk_post(self, file, op, QE_KV_DISK_DROPPED, NULL, g_steal_pointer(&listing));
         return;
     }
-    file->entry = qe_kv_disk_entry(self, self->digest_hex, file->stem, false, false);
+    file->entry = qe_kv_disk_entry(self, file->kind->hex, file->stem, false, false);
     if (file->entry)
         file->entry->busy = true;
     qe_mutex_unlock(&self->lock);
     uint64_t n_max = qe_kv_index_bytes(QE_KV_DISK_PAGES_MAX, QE_MODEL_VOCAB_MAX);
-    int rc = qe_kv_io_load(self->digest_fd, name, n_max, &data, &n_data);
+    int rc = qe_kv_io_load(file->kind->fd, name, n_max, &data, &n_data);
     if (rc == ENOENT)
-        qe_kv_io_unlink(self->digest_fd, pages_name); /* pages that no index names */
+        qe_kv_io_unlink(file->kind->fd, pages_name); /* pages that no index names */
     else if (rc != 0)
         g_set_error(&error, QE_ERROR, QE_ERROR_FILE, "%s: cannot be read: %s", path, g_strerror(rc));
     else if (qe_kv_index_parse(path, data, n_data, &identity, listing, &error) &&
              (rc = open_pages(file, listing, &n_pages, &n_slots)) != 0) {
         qe_kv_disk_listing_clear(listing);
         g_set_error(&error, QE_ERROR, QE_ERROR_FILE, "%s/%s/%s: cannot be opened: %s", self->dir,
-            self->digest_hex, pages_name, g_strerror(rc));
+            file->kind->hex, pages_name, g_strerror(rc));
     }
     qe_mutex_lock(&self->lock);
     self->direct = self->direct && file->direct;
@@ -485,8 +485,8 @@ void qe_kv_disk_run_close(qe_kv_disk_file *file, const disk_op *op)
         g_autofree char *name = qe_kv_disk_file_name(file, ".index");
         disk_entry *entry = file->entry;
         qe_mutex_unlock(&self->lock);
-        if (utimensat(self->digest_fd, name, NULL, AT_SYMLINK_NOFOLLOW) == 0 &&
-            fstatat(self->digest_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        if (utimensat(file->kind->fd, name, NULL, AT_SYMLINK_NOFOLLOW) == 0 &&
+            fstatat(file->kind->fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
             bytes += round_up((uint64_t)st.st_size);
         if (file->fd >= 0 && fstat(file->fd, &st) == 0)
             bytes += round_up((uint64_t)st.st_size);
@@ -522,11 +522,11 @@ void qe_kv_disk_run_delete(qe_kv_disk_file *file, const disk_op *op)
     qe_mutex_unlock(&self->lock);
     for (guint i = 0; i < entries->len; i++) {
         const disk_entry *entry = entries->pdata[i];
-        int one = unlink_entry(self, entry->path, entry->bad, entry->ours);
+        int one = unlink_entry(self, entry->path, entry->bad, entry->kind != NULL);
         rc = rc != 0 ? rc : one;
     }
-    if (entries->len > 0)
-        fsync(self->digest_fd);
+    for (uint32_t i = 0; i < self->n_kinds && entries->len > 0; i++)
+        fsync(self->kinds[i].fd);
     qe_mutex_lock(&self->lock);
     for (guint i = 0; i < entries->len; i++)
         qe_kv_disk_entry_remove(self, entries->pdata[i]);

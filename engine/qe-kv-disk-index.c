@@ -231,7 +231,7 @@ static bool check_counts(
             qe_kv_index_bytes(n_pages, n_logits), n);
     if (get_u64(data + n - 8) != qe_kv_disk_checksum(data, n - 8, 0))
         return refuse(error, "%s: index checksum differs", name);
-    if (n_logits > 0 ? n_tokens / QE_PAGE_KEY_TOKENS != n_pages : n_tokens != 0)
+    if (n_logits > 0 ? n_tokens / QE_PAGE_KEY_TOKENS > n_pages : n_tokens != 0)
         return refuse(error, "%s: logits after %u tokens, but %u pages", name, n_tokens, n_pages);
     if (!is_zero(data + AT_TAIL + 4 * n_tail, 4 * (QE_PAGE_KEY_TOKENS - n_tail)) ||
         (n_pages == 0 && !is_zero(data + AT_ROOT, QE_PAGE_KEY_BYTES)))
@@ -288,8 +288,14 @@ bool qe_kv_index_parse(const char *name, const uint8_t *data, size_t n, const qe
         qe_kv_disk_listing_clear(out);
         return false;
     }
-    for (uint32_t i = 0; i < out->n_tail; i++)
+    const uint32_t n_before = out->logits_n_tokens / QE_PAGE_KEY_TOKENS; /* pages */
+    for (uint32_t i = 0; i < out->n_tail; i++) {
         out->tail_ids[i] = get_u32(data + AT_TAIL + 4 * i);
+        if (n_before < out->n_pages && out->pages[n_before].ids[i] != out->tail_ids[i]) {
+            qe_kv_disk_listing_clear(out);
+            return refuse(error, "%s: logits after tokens that page %u does not begin with", name, n_before);
+        }
+    }
     if (out->n_logits > 0) {
         const uint8_t *p = data + n - 8 - 4 * (size_t)out->n_logits;
         out->logits = g_new(float, out->n_logits);

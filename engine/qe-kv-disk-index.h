@@ -5,17 +5,18 @@
  *
  *   offset  bytes  field
  *        0      8  magic "QuireKVi"
- *        8      4  version, 1
+ *        8      4  version, 2
  *       12      4  bytes of this header, 296
  *       16     32  digest of model, page layout, numerics and kernels
  *       48      8  page_bytes
  *       56      4  bytes of the conversation key, 1..128
  *       60      4  n_pages
  *       64      4  n_logits, 0: none
- *       68      4  tokens before the logits; n_pages = this / 16 when there are logits, else 0
+ *       68      4  tokens before the logits; n_pages >= this / 16 when there are logits, else 0
  *       72    128  conversation key, padded with zeros
  *      200     16  parent key of the first page
- *      216     64  ids of the tokens behind the last page, padded with zeros
+ *      216     64  ids of the last (this % 16) of those tokens, padded with zeros; the page there, if any,
+ *                   begins with them
  *      280      8  zeros
  *      288      8  checksum of the 288 bytes before
  *      296   96 n  n_pages records: key 16, ids 64, checksum of the page's bytes 8, slot 4, zeros 4
@@ -30,7 +31,7 @@
 G_BEGIN_DECLS
 
 #define QE_KV_INDEX_MAGIC        "QuireKVi"
-#define QE_KV_INDEX_VERSION      1u
+#define QE_KV_INDEX_VERSION      2u
 #define QE_KV_INDEX_HEADER_BYTES 296u
 #define QE_KV_INDEX_RECORD_BYTES 96u
 #define QE_KV_INDEX_SLOTS_MAX    (2u * QE_KV_DISK_PAGES_MAX)

@@ -64,20 +64,30 @@ typedef struct {
     bool finished;
 } disk_batch;
 
+/* Pages of one kind: what an index has to name. Fixed. */
+typedef struct {
+    char *hex; /* the digest, and the name of its directory */
+    uint8_t digest[QE_KV_DISK_DIGEST_BYTES];
+    uint64_t page_bytes, slot_bytes;
+    int fd; /* of the directory */
+} disk_kind;
+
 /* The files of a conversation, open or not, of any digest; or what was set aside (bad). */
 typedef struct {
     char *
         path; /* "<digest in hex>/<stem>", without suffix; the key in the table, with ".bad" appended when bad */
-    uint64_t bytes;   /* that it counts for */
-    gint64 used_us;   /* when it was last used, real time */
-    uint64_t n_slots; /* whole slots of its page file; of this digest only */
-    bool bad, ours;   /* ours: of this digest */
-    bool busy;        /* open or being deleted: not evicted */
-    bool stuck;       /* deleting it failed: not tried again */
+    uint64_t bytes;        /* that it counts for */
+    gint64 used_us;        /* when it was last used, real time */
+    uint64_t n_slots;      /* whole slots of its page file; of our kinds only */
+    const disk_kind *kind; /* NULL: of another digest */
+    bool bad;
+    bool busy;  /* open or being deleted: not evicted */
+    bool stuck; /* deleting it failed: not tried again */
 } disk_entry;
 
 struct qe_kv_disk_file {
     qe_kv_disk *disk;
+    const disk_kind *kind;     /* fixed */
     char *conversation, *stem; /* fixed */
     disk_entry *entry;         /* NULL before opened */
     bool opened;               /* the OPEN completion was posted */
@@ -105,15 +115,15 @@ struct qe_kv_disk_file {
 };
 
 struct qe_kv_disk {
-    char *dir, *digest_hex;                  /* fixed */
-    uint8_t digest[QE_KV_DISK_DIGEST_BYTES]; /* fixed */
-    uint64_t page_bytes, slot_bytes;         /* fixed */
-    int root_fd, digest_fd, lock_fd;         /* fixed */
-    qe_kv_disk_wakeup wakeup;                /* fixed */
-    void *wakeup_user;                       /* fixed */
-    uint8_t *bounce[QE_KV_DISK_THREADS];     /* fixed; [bounce_bytes], each its thread's own */
-    uint64_t bounce_bytes;                   /* fixed */
-    GThread *threads[QE_KV_DISK_THREADS];    /* fixed */
+    char *dir;                             /* fixed */
+    disk_kind kinds[QE_KV_DISK_KINDS_MAX]; /* fixed */
+    uint32_t n_kinds;                      /* fixed */
+    int root_fd, lock_fd;                  /* fixed */
+    qe_kv_disk_wakeup wakeup;              /* fixed */
+    void *wakeup_user;                     /* fixed */
+    uint8_t *bounce[QE_KV_DISK_THREADS];   /* fixed; [bounce_bytes], each its thread's own */
+    uint64_t bounce_bytes;                 /* fixed */
+    GThread *threads[QE_KV_DISK_THREADS];  /* fixed */
 
     qe_mutex lock;
     qe_cond cond; /* work, or its end */
@@ -136,6 +146,7 @@ void qe_kv_disk_unlock(qe_kv_disk *self); /* and wakes the owner when there are 
 void qe_kv_disk_post(qe_kv_disk *self, qe_kv_disk_file *file, const disk_op *op, qe_kv_disk_status status,
     char *message_taken, qe_kv_disk_listing *listing_taken);
 void qe_kv_disk_cut(qe_kv_disk_file *file, uint32_t n_pages); /* the list, and logits beyond it */
+void qe_kv_disk_forget_logits(qe_kv_disk_file *file);
 void qe_kv_disk_drop_queued(qe_kv_disk_file *file); /* completes waiting reads and writes as DROPPED */
 void qe_kv_disk_file_free(qe_kv_disk_file *file);
 disk_page *qe_kv_disk_page_of(qe_kv_disk_file *file, uint32_t position, uint64_t serial); /* NULL: void */
@@ -150,7 +161,7 @@ char *qe_kv_disk_file_name(const qe_kv_disk_file *file, const char *suffix); /* 
 char *qe_kv_disk_message(const qe_kv_disk_file *file, const char *format, ...)
     G_GNUC_PRINTF(2, 3); /* owned */
 /* What a file with so many slots and logits may come to: the index is there twice while it is replaced. */
-uint64_t qe_kv_disk_file_bytes(const qe_kv_disk *self, uint64_t n_slots, uint64_t n_logits);
+uint64_t qe_kv_disk_file_bytes(const qe_kv_disk_file *file, uint64_t n_slots, uint64_t n_logits);
 /* Takes @need bytes of the quota, evicting as needed; false when they are not there. Gives the lock up. */
 bool qe_kv_disk_reserve(qe_kv_disk *self, uint64_t need);
 disk_entry *qe_kv_disk_own_entry(qe_kv_disk_file *file);

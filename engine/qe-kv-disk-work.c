@@ -12,9 +12,9 @@
 
 /* ---- Writes ---- */
 
-static guint batch_pages_max(const qe_kv_disk *self)
+static guint batch_pages_max(const qe_kv_disk_file *file)
 {
-    return (guint)CLAMP(QE_KV_DISK_BATCH_BYTES / self->slot_bytes, 1, QE_KV_DISK_BATCH_PAGES);
+    return (guint)CLAMP(QE_KV_DISK_BATCH_BYTES / file->kind->slot_bytes, 1, QE_KV_DISK_BATCH_PAGES);
 }
 
 static void drop_void_writes(qe_kv_disk_file *file)
@@ -52,7 +52,7 @@ static bool ensure_fd(qe_kv_disk_file *file)
         return true;
     g_autofree char *name = qe_kv_disk_file_name(file, ".pages");
     qe_mutex_unlock(&self->lock);
-    rc = qe_kv_io_open(self->digest_fd, name, true, &fd, &direct);
+    rc = qe_kv_io_open(file->kind->fd, name, true, &fd, &direct);
     if (rc == 0 && ftruncate(fd, 0) != 0) {
         rc = errno;
         close(fd);
@@ -88,7 +88,7 @@ static bool take_slots(qe_kv_disk_file *file, guint *n, uint32_t *first)
         uint64_t has = qe_kv_disk_own_entry(file)->bytes, bytes, need = 0;
         bool ok = false;
         for (guint ask = *n; !ok && ask > 0; ask = ask > 1 ? 1 : 0) {
-            bytes = qe_kv_disk_file_bytes(self, (uint64_t)n_slots + ask, file->n_logits);
+            bytes = qe_kv_disk_file_bytes(file, (uint64_t)n_slots + ask, file->n_logits);
             need = bytes > has ? bytes - has : 0;
             *n = ask;
             ok = (uint64_t)n_slots + ask <= QE_KV_INDEX_SLOTS_MAX && qe_kv_disk_reserve(self, need);
@@ -118,7 +118,7 @@ static disk_batch *collect_writes(qe_kv_disk_file *file)
     }
     if (g_queue_is_empty(&file->writes) || !ensure_fd(file))
         return NULL;
-    n = MIN(MAX(file->writes.length, 1), batch_pages_max(self));
+    n = MIN(MAX(file->writes.length, 1), batch_pages_max(file));
     if (!take_slots(file, &n, &first)) {
         char *message = self->quota_reported ? NULL
                                              : qe_kv_disk_message(file,
@@ -154,18 +154,18 @@ static disk_batch *collect_writes(qe_kv_disk_file *file)
 
 /* Fills @iov for a batch: the caller's memory where it will do, else slots of the bounce buffer. */
 static void fill_vector(
-    const qe_kv_disk *self, const disk_batch *batch, uint8_t *bounce, bool only_bounce, struct iovec *iov)
+    const disk_kind *kind, const disk_batch *batch, uint8_t *bounce, bool only_bounce, struct iovec *iov)
 {
     for (guint i = 0; i < batch->n; i++) {
         const disk_op *op = batch->ops[i];
         uint8_t *memory = op->op == QE_KV_DISK_WRITE ? (uint8_t *)op->bytes : op->into;
         bool in_place =
-            !only_bounce && self->page_bytes == self->slot_bytes && (uintptr_t)memory % QE_KV_DISK_ALIGN == 0;
-        iov[i].iov_len = self->slot_bytes;
-        iov[i].iov_base = in_place ? memory : bounce + i * self->slot_bytes;
+            !only_bounce && kind->page_bytes == kind->slot_bytes && (uintptr_t)memory % QE_KV_DISK_ALIGN == 0;
+        iov[i].iov_len = kind->slot_bytes;
+        iov[i].iov_base = in_place ? memory : bounce + i * kind->slot_bytes;
         if (!in_place && op->op == QE_KV_DISK_WRITE) {
-            memcpy(iov[i].iov_base, memory, self->page_bytes);
-            memset((uint8_t *)iov[i].iov_base + self->page_bytes, 0, self->slot_bytes - self->page_bytes);
+            memcpy(iov[i].iov_base, memory, kind->page_bytes);
+            memset((uint8_t *)iov[i].iov_base + kind->page_bytes, 0, kind->slot_bytes - kind->page_bytes);
         }
     }
 }
@@ -173,30 +173,30 @@ static void fill_vector(
 /* Runs the batch's request, without the lock. */
 static int run_batch(qe_kv_disk_file *file, disk_batch *batch, uint8_t *bounce, bool *direct, guint *n_done)
 {
-    const qe_kv_disk *self = file->disk;
+    const disk_kind *kind = file->kind;
     bool writes = batch->op == QE_KV_DISK_WRITE;
     struct iovec iov[QE_KV_DISK_BATCH_PAGES];
-    uint64_t offset = batch->slot * self->slot_bytes, bytes = 0;
+    uint64_t offset = batch->slot * kind->slot_bytes, bytes = 0;
     int rc = 0;
     bool only_bounce = false;
-    fill_vector(self, batch, bounce, only_bounce, iov);
+    fill_vector(kind, batch, bounce, only_bounce, iov);
     rc = qe_kv_io_run(file->fd, writes, iov, (int)batch->n, offset, direct, &bytes);
     if (rc == EFAULT) { /* memory that the kernel cannot pin for direct I/O goes through the buffer */
         only_bounce = true;
-        fill_vector(self, batch, bounce, only_bounce, iov);
+        fill_vector(kind, batch, bounce, only_bounce, iov);
         rc = qe_kv_io_run(file->fd, writes, iov, (int)batch->n, offset, direct, &bytes);
     }
-    *n_done = (guint)(bytes / self->slot_bytes);
+    *n_done = (guint)(bytes / kind->slot_bytes);
     if (writes)
         return rc;
-    fill_vector(self, batch, bounce, only_bounce, iov); /* io_run has changed it */
+    fill_vector(kind, batch, bounce, only_bounce, iov); /* io_run has changed it */
     for (guint i = 0; i < *n_done; i++) {
         const disk_op *op = batch->ops[i];
-        uint64_t found = qe_kv_disk_page_checksum(iov[i].iov_base, self->page_bytes, &op->key);
+        uint64_t found = qe_kv_disk_page_checksum(iov[i].iov_base, kind->page_bytes, &op->key);
         if (found != batch->checksums[i])
             batch->status[i] = QE_KV_DISK_DAMAGED;
         else if (iov[i].iov_base != op->into)
-            memcpy(op->into, iov[i].iov_base, self->page_bytes);
+            memcpy(op->into, iov[i].iov_base, kind->page_bytes);
     }
     return rc;
 }
@@ -245,12 +245,12 @@ static void run_writes(qe_kv_disk_file *file, uint8_t *bounce)
     qe_mutex_unlock(&self->lock);
     for (guint i = 0; i < batch->n; i++)
         batch->checksums[i] =
-            qe_kv_disk_page_checksum(batch->ops[i]->bytes, self->page_bytes, &batch->ops[i]->key);
+            qe_kv_disk_page_checksum(batch->ops[i]->bytes, file->kind->page_bytes, &batch->ops[i]->key);
     int rc = run_batch(file, batch, bounce, &direct, &n_done);
     qe_mutex_lock(&self->lock);
     file->direct = file->direct && direct;
     self->direct = self->direct && direct;
-    self->written_bytes += n_done * self->page_bytes;
+    self->written_bytes += n_done * file->kind->page_bytes;
     for (guint i = 0; i < batch->n; i++) {
         disk_slot *slot = &g_array_index(file->slots, disk_slot, batch->slot + i);
         slot->busy = 0;
@@ -296,7 +296,7 @@ static bool reads_can_start(qe_kv_disk_file *file)
 
 static disk_batch *collect_reads(qe_kv_disk_file *file)
 {
-    guint n_max = batch_pages_max(file->disk);
+    guint n_max = batch_pages_max(file);
     disk_batch *batch = g_new0(disk_batch, 1);
     batch->op = QE_KV_DISK_READ;
     while (batch->n < n_max && reads_can_start(file)) {
@@ -345,7 +345,7 @@ static void run_reads(qe_kv_disk_file *file, uint8_t *bounce)
     qe_mutex_lock(&self->lock);
     file->direct = file->direct && direct;
     self->direct = self->direct && direct;
-    self->read_bytes += n_done * self->page_bytes;
+    self->read_bytes += n_done * file->kind->page_bytes;
     for (guint i = 0; i < batch->n; i++) {
         disk_op *op = batch->ops[i];
         qe_kv_disk_status status = batch->status[i];
@@ -378,7 +378,7 @@ static bool is_blocked(qe_kv_disk_file *file)
     for (guint i = 0; i < self->files->len && self->files->pdata[i] != file; i++)
         if (strcmp(((qe_kv_disk_file *)self->files->pdata[i])->stem, file->stem) == 0)
             return true;
-    const disk_entry *entry = qe_kv_disk_entry(self, self->digest_hex, file->stem, false, false);
+    const disk_entry *entry = qe_kv_disk_entry(self, file->kind->hex, file->stem, false, false);
     return entry && entry != file->entry && entry->busy;
 }
 

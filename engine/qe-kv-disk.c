@@ -79,7 +79,9 @@ disk_entry *qe_kv_disk_entry(
         entry = g_new0(disk_entry, 1);
         entry->path = g_steal_pointer(&path);
         entry->bad = bad;
-        entry->ours = strcmp(digest_hex, self->digest_hex) == 0;
+        for (uint32_t i = 0; i < self->n_kinds; i++)
+            if (strcmp(digest_hex, self->kinds[i].hex) == 0)
+                entry->kind = &self->kinds[i];
         g_hash_table_insert(self->entries, g_steal_pointer(&name), entry);
     }
     return entry;
@@ -135,8 +137,8 @@ static void scan_file(qe_kv_disk *self, int dir_fd, const char *digest_hex, cons
     qe_kv_disk_entry_count(self, entry, entry->bytes + bytes);
     gint64 used_us = (gint64)st.st_mtim.tv_sec * G_USEC_PER_SEC + st.st_mtim.tv_nsec / 1000;
     entry->used_us = MAX(entry->used_us, used_us);
-    if (is_pages && entry->ours && !bad)
-        entry->n_slots = (uint64_t)st.st_size / self->slot_bytes;
+    if (is_pages && entry->kind && !bad)
+        entry->n_slots = (uint64_t)st.st_size / entry->kind->slot_bytes;
 }
 
 static bool scan(qe_kv_disk *self, GError **error)
@@ -167,10 +169,22 @@ static bool fail_path(GError **error, const char *path, const char *what, int co
     return false;
 }
 
+static bool open_kind(const qe_kv_disk *self, disk_kind *kind, GError **error)
+{
+    g_autofree char *path = g_build_filename(self->dir, kind->hex, NULL);
+    if (mkdirat(self->root_fd, kind->hex, 0700) != 0 && errno != EEXIST)
+        return fail_path(error, path, "the model's directory cannot be made", errno);
+    kind->fd = openat(self->root_fd, kind->hex, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (kind->fd < 0)
+        return fail_path(error, path, "the model's directory cannot be opened", errno);
+    if (faccessat(self->root_fd, kind->hex, W_OK | X_OK, AT_EACCESS) != 0)
+        return fail_path(error, path, "the model's directory cannot be written", errno);
+    return true;
+}
+
 static bool open_dirs(qe_kv_disk *self, GError **error)
 {
     g_autofree char *lock_path = g_build_filename(self->dir, "lock", NULL);
-    g_autofree char *digest_path = g_build_filename(self->dir, self->digest_hex, NULL);
     if (mkdir(self->dir, 0700) != 0 && errno != EEXIST)
         return fail_path(error, self->dir, "the directory for KV pages cannot be made", errno);
     self->root_fd = open(self->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -181,47 +195,54 @@ static bool open_dirs(qe_kv_disk *self, GError **error)
         return fail_path(error, lock_path, "the lock file cannot be opened", errno);
     if (flock(self->lock_fd, LOCK_EX | LOCK_NB) != 0)
         return fail_path(error, lock_path, "the directory for KV pages cannot be locked", errno);
-    if (mkdirat(self->root_fd, self->digest_hex, 0700) != 0 && errno != EEXIST)
-        return fail_path(error, digest_path, "the model's directory cannot be made", errno);
-    self->digest_fd =
-        openat(self->root_fd, self->digest_hex, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (self->digest_fd < 0)
-        return fail_path(error, digest_path, "the model's directory cannot be opened", errno);
-    if (faccessat(self->root_fd, self->digest_hex, W_OK | X_OK, AT_EACCESS) != 0)
-        return fail_path(error, digest_path, "the model's directory cannot be written", errno);
+    for (uint32_t i = 0; i < self->n_kinds; i++)
+        if (!open_kind(self, &self->kinds[i], error))
+            return false;
     return true;
 }
 
-qe_kv_disk *qe_kv_disk_new(const char *dir, uint64_t quota_bytes,
-    const uint8_t digest[QE_KV_DISK_DIGEST_BYTES], uint64_t page_bytes, qe_kv_disk_wakeup wakeup, void *user,
-    GError **error)
+static void set_kind(disk_kind *kind, const qe_kv_disk_kind *wanted)
+{
+    GString *hex = g_string_new(NULL);
+    for (guint i = 0; i < QE_KV_DISK_DIGEST_BYTES; i++)
+        g_string_append_printf(hex, "%02x", wanted->digest[i]);
+    kind->hex = g_string_free(hex, FALSE);
+    memcpy(kind->digest, wanted->digest, sizeof kind->digest);
+    kind->page_bytes = wanted->page_bytes;
+    kind->slot_bytes = (wanted->page_bytes + QE_KV_DISK_ALIGN - 1) / QE_KV_DISK_ALIGN * QE_KV_DISK_ALIGN;
+    kind->fd = -1;
+}
+
+qe_kv_disk *qe_kv_disk_new(const char *dir, uint64_t quota_bytes, const qe_kv_disk_kind *kinds,
+    uint32_t n_kinds, qe_kv_disk_wakeup wakeup, void *user, GError **error)
 {
     qe_kv_disk *self;
-    if (page_bytes == 0 || page_bytes > QE_KV_DISK_PAGE_BYTES_MAX) {
-        g_set_error(error, QE_ERROR, QE_ERROR_INVALID,
-            "%s: pages of %" G_GUINT64_FORMAT " bytes; expected 1..%llu", dir, page_bytes,
-            QE_KV_DISK_PAGE_BYTES_MAX);
-        return NULL;
+    g_assert(n_kinds >= 1 && n_kinds <= QE_KV_DISK_KINDS_MAX);
+    for (uint32_t i = 0; i < n_kinds; i++) {
+        if (kinds[i].page_bytes == 0 || kinds[i].page_bytes > QE_KV_DISK_PAGE_BYTES_MAX) {
+            g_set_error(error, QE_ERROR, QE_ERROR_INVALID,
+                "%s: pages of %" G_GUINT64_FORMAT " bytes; expected 1..%llu", dir, kinds[i].page_bytes,
+                QE_KV_DISK_PAGE_BYTES_MAX);
+            return NULL;
+        }
     }
     self = g_new0(qe_kv_disk, 1);
     qe_mutex_init(&self->lock);
     qe_cond_init(&self->cond);
     self->dir = g_strdup(dir);
-    memcpy(self->digest, digest, sizeof self->digest);
-    GString *hex = g_string_new(NULL);
-    for (guint i = 0; i < QE_KV_DISK_DIGEST_BYTES; i++)
-        g_string_append_printf(hex, "%02x", digest[i]);
-    self->digest_hex = g_string_free(hex, FALSE);
-    self->page_bytes = page_bytes;
-    self->slot_bytes = (page_bytes + QE_KV_DISK_ALIGN - 1) / QE_KV_DISK_ALIGN * QE_KV_DISK_ALIGN;
+    self->bounce_bytes = QE_KV_DISK_BATCH_BYTES;
+    for (uint32_t i = 0; i < n_kinds; i++) {
+        set_kind(&self->kinds[i], &kinds[i]);
+        self->bounce_bytes = MAX(self->bounce_bytes, self->kinds[i].slot_bytes);
+    }
+    self->n_kinds = n_kinds;
     self->quota_bytes = quota_bytes;
     self->wakeup = wakeup;
     self->wakeup_user = user;
     self->direct = true;
-    self->root_fd = self->digest_fd = self->lock_fd = -1;
+    self->root_fd = self->lock_fd = -1;
     self->files = g_ptr_array_new();
     self->entries = g_hash_table_new_full(g_str_hash, g_str_equal, g_free, entry_free);
-    self->bounce_bytes = MAX((uint64_t)QE_KV_DISK_BATCH_BYTES, self->slot_bytes);
     if (!open_dirs(self, error) || !scan(self, error))
         goto fail;
     for (int i = 0; i < QE_KV_DISK_THREADS; i++) {
@@ -273,7 +294,12 @@ void qe_kv_disk_free(qe_kv_disk *self)
     for (int i = 0; i < QE_KV_DISK_THREADS; i++)
         if (self->bounce[i])
             munmap(self->bounce[i], self->bounce_bytes);
-    const int fds[] = {self->digest_fd, self->lock_fd, self->root_fd};
+    for (uint32_t i = 0; i < self->n_kinds; i++) {
+        if (self->kinds[i].fd >= 0)
+            close(self->kinds[i].fd);
+        g_free(self->kinds[i].hex);
+    }
+    const int fds[] = {self->lock_fd, self->root_fd};
     for (guint i = 0; i < G_N_ELEMENTS(fds); i++)
         if (fds[i] >= 0)
             close(fds[i]);
@@ -281,7 +307,6 @@ void qe_kv_disk_free(qe_kv_disk *self)
     g_ptr_array_unref(self->files);
     qe_cond_clear(&self->cond);
     qe_mutex_clear(&self->lock);
-    g_free(self->digest_hex);
     g_free(self->dir);
     g_free(self);
 }
@@ -292,6 +317,12 @@ disk_page *qe_kv_disk_page_of(qe_kv_disk_file *file, uint32_t position, uint64_t
 {
     disk_page *page = position < file->list->len ? file->list->pdata[position] : NULL;
     return page && page->serial == serial ? page : NULL;
+}
+
+void qe_kv_disk_forget_logits(qe_kv_disk_file *file)
+{
+    g_clear_pointer(&file->logits, g_free);
+    file->n_logits = file->logits_n_tokens = 0;
 }
 
 void qe_kv_disk_cut(qe_kv_disk_file *file, uint32_t n_pages)
@@ -308,10 +339,8 @@ void qe_kv_disk_cut(qe_kv_disk_file *file, uint32_t n_pages)
         }
     }
     g_ptr_array_set_size(file->list, (gint)n_pages);
-    if (file->logits_n_tokens / QE_PAGE_KEY_TOKENS > n_pages) {
-        g_clear_pointer(&file->logits, g_free);
-        file->n_logits = file->logits_n_tokens = 0;
-    }
+    if (file->logits_n_tokens / QE_PAGE_KEY_TOKENS > n_pages)
+        qe_kv_disk_forget_logits(file);
 }
 
 void qe_kv_disk_drop_queued(qe_kv_disk_file *file)
@@ -326,11 +355,12 @@ void qe_kv_disk_drop_queued(qe_kv_disk_file *file)
     qe_kv_disk_cut(file, n_started);
 }
 
-static qe_kv_disk_file *file_new(qe_kv_disk *self, const char *conversation)
+static qe_kv_disk_file *file_new(qe_kv_disk *self, uint32_t kind, const char *conversation)
 {
     qe_kv_disk_file *file = g_new0(qe_kv_disk_file, 1);
     g_autofree char *hash = g_compute_checksum_for_string(G_CHECKSUM_SHA256, conversation, -1);
     file->disk = self;
+    file->kind = &self->kinds[kind];
     file->conversation = g_strdup(conversation);
     file->stem = g_strndup(hash, 32);
     file->fd = -1;
@@ -380,11 +410,13 @@ static void push_control(qe_kv_disk_file *file, qe_kv_disk_op kind, void *tag)
     qe_cond_broadcast(&file->disk->cond);
 }
 
-qe_kv_disk_file *qe_kv_disk_open(qe_kv_disk *self, const char *conversation, void *tag, GError **error)
+qe_kv_disk_file *qe_kv_disk_open(
+    qe_kv_disk *self, uint32_t kind, const char *conversation, void *tag, GError **error)
 {
     qe_kv_disk_file *file = NULL;
     guint n_open = 0;
     bool is_open = false;
+    g_assert(kind < self->n_kinds);
     if (!check_conversation(conversation, error))
         return NULL;
     qe_mutex_lock(&self->lock);
@@ -397,7 +429,7 @@ qe_kv_disk_file *qe_kv_disk_open(qe_kv_disk *self, const char *conversation, voi
         g_set_error(error, QE_ERROR, QE_ERROR_BUSY, "%s: %s", self->dir,
             is_open ? "the conversation is open already" : "too many conversations are open");
     else {
-        file = file_new(self, conversation);
+        file = file_new(self, kind, conversation);
         g_ptr_array_add(self->files, file);
         push_control(file, QE_KV_DISK_OPEN, tag);
     }
@@ -419,6 +451,13 @@ static qe_kv_disk_status check_append(
         return qe_page_key_equal(&before->page.key, &page->parent) ? QE_KV_DISK_OK : QE_KV_DISK_INVALID;
     }
     return QE_KV_DISK_OK;
+}
+
+/* Whether @page, the one that the tokens before the logits end in or at, goes on from them. */
+static bool logits_precede(const qe_kv_disk_file *file, const qe_kv_disk_page *page)
+{
+    uint32_t n_tail = file->logits_n_tokens % QE_PAGE_KEY_TOKENS;
+    return memcmp(file->tail_ids, page->ids, n_tail * sizeof *page->ids) == 0;
 }
 
 void qe_kv_disk_write(qe_kv_disk *self, qe_kv_disk_file *file, uint32_t position, const qe_kv_disk_page *page,
@@ -448,8 +487,8 @@ void qe_kv_disk_write(qe_kv_disk *self, qe_kv_disk_file *file, uint32_t position
         g_hash_table_replace(file->by_key, &new_page->page.key, new_page);
         if (position >= file->damaged_from)
             file->damaged_from = UINT32_MAX;
-        g_clear_pointer(&file->logits, g_free);
-        file->n_logits = file->logits_n_tokens = 0;
+        if (position == file->logits_n_tokens / QE_PAGE_KEY_TOKENS && !logits_precede(file, page))
+            qe_kv_disk_forget_logits(file);
         g_queue_push_tail(&file->writes, op);
         qe_cond_broadcast(&self->cond);
     }
@@ -494,23 +533,37 @@ void qe_kv_disk_truncate(qe_kv_disk *self, qe_kv_disk_file *file, uint32_t n_pag
 bool qe_kv_disk_set_logits(qe_kv_disk *self, qe_kv_disk_file *file, uint32_t n_tokens,
     const uint32_t *tail_ids, const float *logits, uint32_t n)
 {
-    bool ok;
+    const uint32_t at = n_tokens / QE_PAGE_KEY_TOKENS, n_tail = n_tokens % QE_PAGE_KEY_TOKENS;
     qe_mutex_lock(&self->lock);
-    ok = file->opened && n <= QE_MODEL_VOCAB_MAX &&
-         (n == 0 || n_tokens / QE_PAGE_KEY_TOKENS == file->list->len);
+    const disk_page *page = at < file->list->len ? file->list->pdata[at] : NULL;
+    bool ok = file->opened && n <= QE_MODEL_VOCAB_MAX &&
+              (n == 0 || (at <= file->list->len &&
+                             (!page || memcmp(page->page.ids, tail_ids, n_tail * sizeof *tail_ids) == 0)));
     if (ok && (n > 0 || file->logits)) {
-        g_free(file->logits);
+        qe_kv_disk_forget_logits(file);
         file->logits = n > 0 ? g_memdup2(logits, n * sizeof *logits) : NULL;
         file->n_logits = n;
         file->logits_n_tokens = n > 0 ? n_tokens : 0;
         memset(file->tail_ids, 0, sizeof file->tail_ids);
-        if (n > 0 && n_tokens % QE_PAGE_KEY_TOKENS > 0)
-            memcpy(file->tail_ids, tail_ids, n_tokens % QE_PAGE_KEY_TOKENS * sizeof *tail_ids);
+        if (n > 0 && n_tail > 0)
+            memcpy(file->tail_ids, tail_ids, n_tail * sizeof *tail_ids);
         file->index_dirty = true;
         qe_cond_broadcast(&self->cond);
     }
     qe_kv_disk_unlock(self);
     return ok;
+}
+
+float *qe_kv_disk_dup_logits(
+    qe_kv_disk *self, qe_kv_disk_file *file, uint32_t n_tokens, const uint32_t *tail_ids, uint32_t n)
+{
+    float *logits = NULL;
+    qe_mutex_lock(&self->lock);
+    if (file->logits && file->n_logits == n && file->logits_n_tokens == n_tokens &&
+        memcmp(file->tail_ids, tail_ids, n_tokens % QE_PAGE_KEY_TOKENS * sizeof *tail_ids) == 0)
+        logits = g_memdup2(file->logits, n * sizeof *logits);
+    qe_mutex_unlock(&self->lock);
+    return logits;
 }
 
 void qe_kv_disk_flush(qe_kv_disk *self, qe_kv_disk_file *file, void *tag)
@@ -544,7 +597,7 @@ bool qe_kv_disk_delete(qe_kv_disk *self, const char *conversation, void *tag, GE
             target = file;
     }
     if (!target) { /* not open, or on its way to be closed: a DELETE of its own comes after */
-        target = file_new(self, conversation);
+        target = file_new(self, 0, conversation);
         target->transient = target->deleted = true;
         g_ptr_array_add(self->files, target);
     }
@@ -602,8 +655,8 @@ void qe_kv_disk_get_usage(qe_kv_disk *self, qe_kv_disk_usage *out)
     g_hash_table_iter_init(&iter, self->entries);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         const disk_entry *entry = value;
-        out->n_pages += entry->ours && !entry->bad ? entry->n_slots : 0;
-        out->n_conversations += entry->ours && !entry->bad && entry->bytes > 0;
+        out->n_pages += entry->kind && !entry->bad ? entry->n_slots : 0;
+        out->n_conversations += entry->kind && !entry->bad && entry->bytes > 0;
     }
     for (guint i = 0; i < self->files->len; i++) {
         qe_kv_disk_file *file = self->files->pdata[i];
@@ -623,7 +676,7 @@ void qe_kv_disk_get_usage(qe_kv_disk *self, qe_kv_disk_usage *out)
     qe_mutex_unlock(&self->lock);
 }
 
-uint64_t qe_kv_disk_slot_bytes(const qe_kv_disk *self)
+uint64_t qe_kv_disk_slot_bytes(const qe_kv_disk *self, uint32_t kind)
 {
-    return self->slot_bytes;
+    return self->kinds[kind].slot_bytes;
 }

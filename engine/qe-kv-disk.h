@@ -77,8 +77,8 @@ typedef struct {
     qe_kv_disk_page *pages; /* [n_pages]; every key is the child of its parent by its ids */
     uint64_t *checksums;    /* [n_pages] of the bytes; verified by read, not by open */
     uint32_t *slots;        /* [n_pages] in the page file, in units of qe_kv_disk_slot_bytes() */
-    /* The last logits: those after @logits_n_tokens tokens; NULL and 0 when there are none. The listed pages hold the
-     * tokens but for the last @n_tail = logits_n_tokens % 16, which are in @tail_ids. */
+    /* The last logits: those after @logits_n_tokens tokens; NULL and 0 when there are none. The listed pages begin with the
+     * tokens, but for the last @n_tail = logits_n_tokens % 16, which are in @tail_ids too. */
     float *logits; /* [n_logits] */
     uint32_t n_logits, logits_n_tokens, n_tail;
     uint32_t tail_ids[QE_PAGE_KEY_TOKENS];
@@ -94,13 +94,18 @@ typedef struct {
     qe_kv_disk_listing *listing; /* owned; OPEN only, never NULL there */
 } qe_kv_disk_completion;
 
-/* @dir: made with mode 0700 when missing (its parent must be there). @digest: of everything that the bytes of a page
- * depend on; each digest has a sub-directory, the files of others count towards the quota and are evicted like ours.
- * @page_bytes: 1..1 GiB, any number. Removes left-over temporary files. NULL with @error naming the path when it cannot
+#define QE_KV_DISK_KINDS_MAX 2u
+typedef struct {
+    const uint8_t *digest; /* [QE_KV_DISK_DIGEST_BYTES] of everything that the bytes of a page depend on */
+    uint64_t page_bytes;   /* 1..1 GiB, any number */
+} qe_kv_disk_kind;
+
+/* @dir: made with mode 0700 when missing (its parent must be there). @kinds: [@n_kinds] of the pages that are kept, with
+ * different digests; copied. Each digest has a sub-directory; the files of other digests count towards the quota and are
+ * evicted like ours. Removes left-over temporary files. NULL with @error naming the path when it cannot
  * be used, and QE_ERROR_BUSY when another process uses it. */
-qe_kv_disk *qe_kv_disk_new(const char *dir, uint64_t quota_bytes,
-    const uint8_t digest[QE_KV_DISK_DIGEST_BYTES], uint64_t page_bytes, qe_kv_disk_wakeup wakeup, void *user,
-    GError **error) G_GNUC_WARN_UNUSED_RESULT;
+qe_kv_disk *qe_kv_disk_new(const char *dir, uint64_t quota_bytes, const qe_kv_disk_kind *kinds,
+    uint32_t n_kinds, qe_kv_disk_wakeup wakeup, void *user, GError **error) G_GNUC_WARN_UNUSED_RESULT;
 /* Finishes what runs, drops the writes and reads that wait (flush first to keep them), replaces the indices that are
  * out of date, and ends the threads. Open files and completions not fetched go too. NULL is fine. */
 void qe_kv_disk_free(qe_kv_disk *self);
@@ -109,10 +114,11 @@ void qe_kv_disk_free(qe_kv_disk *self);
 bool qe_kv_disk_poll(qe_kv_disk *self, qe_kv_disk_completion *out);
 void qe_kv_disk_completion_clear(qe_kv_disk_completion *completion);
 
-/* Starts to open @conversation (UTF-8, 1..128 bytes), new or stored. The file can be given reads and writes only after
+/* Starts to open @conversation (UTF-8, 1..128 bytes) with pages of @kind (an index of new's), new or stored. A conversation
+ * is open in one kind at a time. The file can be given reads and writes only after
  * the OPEN completion, whose listing it starts from. NULL with @error: a bad key, already open, or too many open. */
-qe_kv_disk_file *qe_kv_disk_open(
-    qe_kv_disk *self, const char *conversation, void *tag, GError **error) G_GNUC_WARN_UNUSED_RESULT;
+qe_kv_disk_file *qe_kv_disk_open(qe_kv_disk *self, uint32_t kind, const char *conversation, void *tag,
+    GError **error) G_GNUC_WARN_UNUSED_RESULT;
 
 /* Appends a sealed page; @position must be qe_kv_disk_n_pages(), page->parent the key before (anything for position 0),
  * page->key the child. @bytes: [page_bytes]; a multiple of 4096 as address saves a copy. */
@@ -124,11 +130,16 @@ void qe_kv_disk_read(qe_kv_disk *self, qe_kv_disk_file *file, uint32_t position,
     void *into, void *tag);
 /* The conversation was rewound: only its first @n_pages are valid from now on. More than it has is fine. */
 void qe_kv_disk_truncate(qe_kv_disk *self, qe_kv_disk_file *file, uint32_t n_pages);
-/* The logits after @n_tokens tokens, of which the list (queued writes included) holds n_tokens / 16 pages and @tail_ids
- * the other n_tokens % 16 (NULL when none). Copied. Dropped again by truncate before it and by a write behind it; n = 0
- * forgets them. false: the list has another length, and nothing changes. */
+/* The logits after @n_tokens tokens: the first n_tokens / 16 pages of the list (queued writes included) and the
+ * n_tokens % 16 of @tail_ids (NULL when none), with which the page behind those, if there is one, begins. Copied. Dropped
+ * again by truncate before their last whole page and by a page that goes on otherwise; n = 0 forgets them. false: the list
+ * is shorter or goes on otherwise, and nothing changes. */
 bool qe_kv_disk_set_logits(qe_kv_disk *self, qe_kv_disk_file *file, uint32_t n_tokens,
     const uint32_t *tail_ids, const float *logits, uint32_t n);
+/* The logits [@n] after @n_tokens tokens that end in @tail_ids; NULL: there are none, or those of something else. What the
+ * list's pages hold before them is the caller's to compare. Returns: owned. */
+float *qe_kv_disk_dup_logits(qe_kv_disk *self, qe_kv_disk_file *file, uint32_t n_tokens,
+    const uint32_t *tail_ids, uint32_t n) G_GNUC_WARN_UNUSED_RESULT;
 /* Completes when all that was queued for the file before is on disk and its index names it. */
 void qe_kv_disk_flush(qe_kv_disk *self, qe_kv_disk_file *file, void *tag);
 /* The same, and the file is closed; nothing may be asked of it after the call. */
@@ -148,8 +159,8 @@ void qe_kv_disk_set_quota(qe_kv_disk *self, uint64_t quota_bytes);
 typedef struct {
     uint64_t quota_bytes,
         used_bytes;             /* used: files of all digests, with the room that their next index may take */
-    uint64_t n_pages;           /* whole slots in the page files of this digest, open or not */
-    uint32_t n_conversations;   /* of this digest */
+    uint64_t n_pages;           /* whole slots in the page files of our kinds, open or not */
+    uint32_t n_conversations;   /* of our kinds */
     uint32_t n_open, n_pending; /* files; reads and writes that wait or run */
     uint64_t read_bytes, written_bytes, n_pages_read,
         n_pages_written; /* since new; pages' bytes, no padding */
@@ -158,6 +169,6 @@ typedef struct {
     bool direct;   /* the file system takes O_DIRECT */
 } qe_kv_disk_usage;
 void qe_kv_disk_get_usage(qe_kv_disk *self, qe_kv_disk_usage *out);
-uint64_t qe_kv_disk_slot_bytes(const qe_kv_disk *self); /* page_bytes rounded up to 4096 */
+uint64_t qe_kv_disk_slot_bytes(const qe_kv_disk *self, uint32_t kind); /* page_bytes rounded up to 4096 */
 
 G_END_DECLS

@@ -43,6 +43,7 @@ struct qe_kv_slots {
     char *note;             /* of the last registration that was refused */
     maker *making;
     qe_free_map map; /* bit s: slot s is free */
+    uint32_t *hint; /* the slab of the slot asked about last: page tables name neighbours one after another */
 };
 
 /* ---- Slabs ---- */
@@ -56,6 +57,7 @@ qe_kv_slots *qe_kv_slots_new(const qe_kv_slots_params *params)
     self->p = *params;
     self->n_cap = params->n_max;
     self->slabs = g_array_new(FALSE, FALSE, sizeof(slab));
+    self->hint = g_new0(uint32_t, 1);
     return self;
 }
 
@@ -68,6 +70,11 @@ static slab *slab_of(const qe_kv_slots *self, qe_slot slot)
 {
     g_assert(slot < self->n_reserved);
     uint32_t lo = 0, hi = self->slabs->len - 1;
+    if (*self->hint <= hi) {
+        slab *s = slab_at(self, *self->hint);
+        if (slot >= s->first && slot - s->first < s->n_slots)
+            return s;
+    }
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo + 1) / 2;
         if (slab_at(self, mid)->first <= slot)
@@ -75,6 +82,7 @@ static slab *slab_of(const qe_kv_slots *self, qe_slot slot)
         else
             hi = mid - 1;
     }
+    *self->hint = lo;
     return slab_at(self, lo);
 }
 
@@ -336,6 +344,7 @@ void qe_kv_slots_free(qe_kv_slots *self)
     g_array_free(self->slabs, TRUE);
     qe_free_map_free(&self->map);
     g_free(self->note);
+    g_free(self->hint);
     g_free(self);
 }
 
@@ -444,10 +453,10 @@ bool qe_kv_slots_take(qe_kv_slots *self, qe_slot *out, GError **error)
         if (self->p.background) {
             if (self->n_until_retry > 0)
                 self->n_until_retry--;
-            qe_kv_slots_prepare(self, 1);
             qe_kv_slots_poll(self);
             slot = self->n_used < self->p.n_max ? qe_free_map_lowest(&self->map) : QE_SLOT_NONE;
             if (slot == QE_SLOT_NONE) {
+                qe_kv_slots_prepare(self, 1); /* for a later call, however soon it is ready */
                 g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY, "no KV host page is free now");
                 return false;
             }

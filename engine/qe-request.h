@@ -64,6 +64,7 @@ struct qe_request {
     uint32_t n_unread; /* tokens drawn by steps in flight */
     bool history_set;  /* the slot has this request's penalty history */
     bool top_known, reuse_counted;
+    bool begun_known; /* its first token was drawn from logits that were kept */
     uint32_t n_prompt, n_generated, n_generate_max;
     bool max_is_context; /* n_generate_max comes from the context, not from max_tokens */
     uint32_t n_stripped; /* tokens of earlier replies that were put again without reasoning */

@@ -40,6 +40,13 @@ struct qe_stats {
     char *gpu_reason;      /* asked for once: probing asks the machine */
 };
 
+static gint n_snapshots; /* that exist, of all engines; atomically */
+
+uint32_t qe_stats_n_snapshots(void)
+{
+    return (uint32_t)g_atomic_int_get(&n_snapshots);
+}
+
 void qe_snapshot_unref(const qe_snapshot *view)
 {
     snapshot *self = (snapshot *)(void *)view;
@@ -52,6 +59,7 @@ void qe_snapshot_unref(const qe_snapshot *view)
     g_free(self->sessions);
     g_free(self->cells);
     g_free(self);
+    g_atomic_int_add(&n_snapshots, -1);
 }
 
 qe_stats *qe_stats_new(void)
@@ -308,6 +316,7 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
     if (deadline == 0 || (self->latest && now < deadline))
         return false;
     snapshot *s = g_new0(snapshot, 1);
+    g_atomic_int_inc(&n_snapshots);
     g_atomic_int_set(&s->n_refs, 1);
     s->view.serial = ++self->serial;
     s->view.page_tokens = QK_PAGE_TOKENS;

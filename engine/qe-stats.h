@@ -57,5 +57,6 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input);
 
 /* Any thread. */
 const qe_snapshot *qe_stats_dup_snapshot(qe_stats *self);
+uint32_t qe_stats_n_snapshots(void); /* that exist, for tests that look for leaks */
 
 G_END_DECLS

@@ -259,7 +259,8 @@ uint32_t *qe_steps_add(qe_steps *self, const qe_step_member *member, const uint3
             add_logits(plan, last + 1 - m->n_logits + i);
     }
     if (m->samples)
-        m->sample_output = add_draw(self, plan, last, m->wants_top ? QK_OUTPUT_LOGITS : 0u, slot, draw);
+        m->sample_output =
+            add_draw(self, plan, last, m->wants_top || m->keeps_logits ? QK_OUTPUT_LOGITS : 0u, slot, draw);
     l->attended += qe_cost_attended(m->start - (m->n_pages - m->n_attended) * QK_PAGE_TOKENS, m->n_rows);
     plan->profile |= m->profile;
     if (m->decode)

@@ -24,7 +24,7 @@ typedef struct {
     bool decode;                  /* the row advances a running reply; else prompt rows */
     bool samples;                 /* its last row draws a token */
     uint32_t sample_output;       /* index of that output */
-    bool wants_top;               /* the logits of that output are wanted too */
+    bool wants_top, keeps_logits; /* the logits of that output are wanted too */
     bool profile;                 /* the step is to time its parts */
     uint32_t n_logits;            /* eval: the last n rows copy their logits out */
     uint32_t logits_output;       /* index of the first of them */

@@ -252,7 +252,8 @@ qe_session_id qe_engine_open_session(qe_engine *engine, GError **error);
 typedef struct {
     qe_cache_config cache;
     /* The conversation's name in the disk tier: UTF-8, at most 128 bytes, one open session at a time; NULL: it is not kept
-     * there. Kept are the full pages of tiered sessions that use the cache (use_cache); int8 pages are not. */
+     * there. Kept are the full pages of tiered sessions that use the cache (use_cache), exact and int8 ones apart, and the logits
+     * behind the last prompt: when that is asked again, its reply begins before anything is computed. */
     const char *disk_key;
     /* Benchmarks: of a generated reply's prompt that finds nothing cached, the pages before its last token are filled with
      * random K and V instead of being computed, so that decoding can be timed at lengths whose prompt takes too long. What

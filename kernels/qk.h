@@ -463,6 +463,22 @@ typedef struct {
     const qk_top *tops;
 } qk_result;
 
+/* A token from logits that the host has, as an output of a step on the CPU backend, to the bit; other backends' sums may differ in their last bits. */
+typedef struct {
+    const float *logits; /* [vocab], raw */
+    uint32_t vocab;
+    const uint32_t
+        *ids; /* [n_ids]: the penalty history, all seen in the prompt; looked at when there is a penalty */
+    size_t n_ids;
+    const qk_bias *bias; /* [n_bias], ascending ids, none twice */
+    uint32_t n_bias;
+    const uint32_t *mask; /* [qk_mask_words(vocab)]; NULL: all ids may be drawn */
+    uint32_t n_top;       /* at most QK_TOP_MAX and the vocabulary */
+    const qk_sampling *sampling;
+} qk_host_draw;
+/* @tops: [n_top], as qk_result's. QK_NO_MEMORY for its scratch space. Any thread. */
+qk_status qk_host_sample(const qk_host_draw *draw, qk_output_result *out, qk_top *tops);
+
 typedef struct {
     uint32_t rows_max; /* token rows of one step */
     uint32_t seqs_max;

@@ -14,7 +14,9 @@
  * runs whole. */
 #include "app/cli/cli-bench.h"
 
+#include <json-glib/json-glib.h>
 #include <math.h>
+#include <string.h>
 
 #include "app/cli/cli-json.h"
 
@@ -35,6 +37,7 @@ typedef struct
   double rate, p99_ms, time_limit, held, not_held;
   gint64 seed;
   gboolean find_rate, json;
+  char *resume; /* NULL: none */
 } Options;
 
 typedef enum
@@ -78,6 +81,7 @@ typedef struct
   CliNews news;
   Call *calls; /* [n] */
   GArray *trials;
+  GPtrArray *earlier;  /* char *: JSON of the trials of earlier searches */
   char *first_failure; /* owned */
 } Arrivals;
 
@@ -374,37 +378,6 @@ is_good (const Arrivals *a, const Trial *t)
   return !t->cut && t->n_failed == 0 && t->first_p99 <= a->options->p99_ms;
 }
 
-/* Goes on from what --held and --not-held say of an earlier search. @low: the highest rate that held; 0: none did.
- * @high: the lowest that did not; 0: all held. */
-static void
-find_rate (Arrivals *a, double *low, double *high)
-{
-  const Options *o = a->options;
-  gint64 begin = g_get_monotonic_time ();
-  double rate = o->rate, longest = 0;
-
-  *low = o->held;
-  *high = o->not_held;
-  if (*low > 0 || *high > 0)
-    rate = *high == 0 ? 2 * *low : *low == 0 ? *high / 2 : sqrt (*low * *high);
-  for (int i = 0; i < TRIALS_MAX && (*low == 0 || *high == 0 || *high / *low > RATE_SPREAD); i++)
-    {
-      double elapsed = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
-      const Trial *t;
-
-      if (rate > RATE_MAX || rate < 1.0 / RATE_MAX
-          || (o->time_limit > 0 && elapsed + longest > o->time_limit))
-        return;
-      t = run_trial (a, rate, TRUE);
-      longest = MAX (longest, t->seconds);
-      if (is_good (a, t))
-        *low = rate;
-      else
-        *high = rate;
-      rate = *high == 0 ? 2 * *low : *low == 0 ? *high / 2 : sqrt (*low * *high);
-    }
-}
-
 static void
 append_trial (GString *json, const Trial *t)
 {
@@ -435,8 +408,8 @@ append_trial (GString *json, const Trial *t)
                           t->cut ? "true" : "false");
 }
 
-static void
-print_json (const Arrivals *a, double low, double high)
+static char *
+form_json (const Arrivals *a, double low, double high)
 {
   const Options *o = a->options;
   g_autoptr (GString) json = g_string_new ("{\"model\": ");
@@ -446,9 +419,11 @@ print_json (const Arrivals *a, double low, double high)
                           ", \"mode\": \"%s\", \"n\": %d, \"prompt\": %d, \"gen\": %d, \"seed\": "
                           "%" G_GINT64_FORMAT ", \"trials\": [",
                           qe_cache_mode_name (a->cache.mode), o->n, o->prompt, o->tokens, o->seed);
+  for (guint i = 0; i < a->earlier->len; i++)
+    g_string_append_printf (json, "%s%s", i > 0 ? ",\n " : "\n ", (char *)a->earlier->pdata[i]);
   for (guint i = 0; i < a->trials->len; i++)
     {
-      g_string_append (json, i > 0 ? ",\n " : "\n ");
+      g_string_append (json, i + a->earlier->len > 0 ? ",\n " : "\n ");
       append_trial (json, &g_array_index (a->trials, Trial, i));
     }
   g_string_append_c (json, ']');
@@ -467,7 +442,130 @@ print_json (const Arrivals *a, double low, double high)
   else
     g_string_append (json, "null");
   g_string_append_c (json, '}');
-  puts (json->str);
+  return g_string_free (g_steal_pointer (&json), FALSE);
+}
+
+/* ---- A search that is gone on with ---- */
+
+/* What the search has found so far, after each trial: a cut run loses none that was whole. */
+static gboolean
+save (const Arrivals *a, double low, double high, GError **error)
+{
+  g_autofree char *json = NULL;
+
+  if (a->options->resume == NULL)
+    return TRUE;
+  json = form_json (a, low, high);
+  return g_file_set_contents (a->options->resume, json, -1, error);
+}
+
+static gboolean
+refuse_file (const char *path, const char *what, GError **error)
+{
+  g_set_error (error, QE_ERROR, QE_ERROR_FORMAT,
+               "%s: %s: expected what a search with these options wrote", path, what);
+  return FALSE;
+}
+
+/* Whether @object's number @name is @value; with @out it is any number or null (0). */
+static gboolean
+take_number (JsonObject *object, const char *name, double value, double *out)
+{
+  JsonNode *node = json_object_get_member (object, name);
+  gboolean is_null = node != NULL && json_node_get_node_type (node) == JSON_NODE_NULL;
+  GType type = node != NULL && !is_null && json_node_get_node_type (node) == JSON_NODE_VALUE
+                   ? json_node_get_value_type (node)
+                   : G_TYPE_INVALID;
+  double found = type == G_TYPE_INT64 || type == G_TYPE_DOUBLE ? json_node_get_double (node) : -1;
+
+  if (out == NULL)
+    return fabs (found - value) < 1e-3;
+  *out = is_null ? 0 : found;
+  return is_null || (found > 0 && found <= RATE_MAX);
+}
+
+static gboolean
+is_text (JsonObject *object, const char *name, const char *value)
+{
+  JsonNode *node = json_object_get_member (object, name);
+
+  return node != NULL && json_node_get_node_type (node) == JSON_NODE_VALUE
+         && json_node_get_value_type (node) == G_TYPE_STRING
+         && strcmp (json_node_get_string (node), value) == 0;
+}
+
+/* The bounds and trials of earlier searches, when the file is there. */
+static gboolean
+load (Arrivals *a, double *low, double *high, GError **error)
+{
+  const Options *o = a->options;
+  g_autoptr (JsonParser) parser = json_parser_new ();
+  JsonNode *root, *trials;
+  JsonObject *object;
+  JsonArray *array;
+
+  if (o->resume == NULL || !g_file_test (o->resume, G_FILE_TEST_EXISTS))
+    return TRUE;
+  if (!json_parser_load_from_file (parser, o->resume, error))
+    return FALSE;
+  root = json_parser_get_root (parser);
+  if (root == NULL || json_node_get_node_type (root) != JSON_NODE_OBJECT)
+    return refuse_file (o->resume, "the file", error);
+  object = json_node_get_object (root);
+  if (!is_text (object, "model", a->info->name)
+      || !is_text (object, "mode", qe_cache_mode_name (a->cache.mode)))
+    return refuse_file (o->resume, "model, mode", error);
+  if (!take_number (object, "n", o->n, NULL) || !take_number (object, "prompt", o->prompt, NULL)
+      || !take_number (object, "gen", o->tokens, NULL)
+      || !take_number (object, "seed", (double)o->seed, NULL)
+      || !take_number (object, "bound_p99_ms", o->p99_ms, NULL))
+    return refuse_file (o->resume, "n, prompt, gen, seed, bound_p99_ms", error);
+  if (!take_number (object, "rate_held", 0, low) || !take_number (object, "rate_not_held", 0, high)
+      || (*high > 0 && *high <= *low))
+    return refuse_file (o->resume, "rate_held, rate_not_held", error);
+  trials = json_object_get_member (object, "trials");
+  if (trials == NULL || json_node_get_node_type (trials) != JSON_NODE_ARRAY)
+    return refuse_file (o->resume, "trials", error);
+  array = json_node_get_array (trials);
+  for (guint i = 0; i < json_array_get_length (array); i++)
+    g_ptr_array_add (a->earlier, json_to_string (json_array_get_element (array, i), FALSE));
+  return TRUE;
+}
+
+/* Goes on from what --held and --not-held say of an earlier search. @low: the highest rate that held; 0: none did.
+ * @high: the lowest that did not; 0: all held. */
+static gboolean
+find_rate (Arrivals *a, double *low, double *high, GError **error)
+{
+  const Options *o = a->options;
+  gint64 begin = g_get_monotonic_time ();
+  double rate = o->rate, longest = 0;
+
+  *low = o->held;
+  *high = o->not_held;
+  if (!load (a, low, high, error))
+    return FALSE;
+  if (*low > 0 || *high > 0)
+    rate = *high == 0 ? 2 * *low : *low == 0 ? *high / 2 : sqrt (*low * *high);
+  for (int i = 0; i < TRIALS_MAX && (*low == 0 || *high == 0 || *high / *low > RATE_SPREAD); i++)
+    {
+      double elapsed = (double)(g_get_monotonic_time () - begin) / G_USEC_PER_SEC;
+      const Trial *t;
+
+      if (rate > RATE_MAX || rate < 1.0 / RATE_MAX
+          || (o->time_limit > 0 && elapsed + longest > o->time_limit))
+        return TRUE;
+      t = run_trial (a, rate, TRUE);
+      longest = MAX (longest, t->seconds);
+      if (is_good (a, t))
+        *low = rate;
+      else
+        *high = rate;
+      if (!save (a, *low, *high, error))
+        return FALSE;
+      rate = *high == 0 ? 2 * *low : *low == 0 ? *high / 2 : sqrt (*low * *high);
+    }
+  return TRUE;
 }
 
 static void
@@ -481,7 +579,11 @@ print_found (const Arrivals *a, double low, double high)
   if (high > 0)
     printf (", no more at %.2f", high);
   putchar ('\n');
-  if (low == 0 || high == 0 || high / low > RATE_SPREAD)
+  if (high > 0 && low > 0 && high / low <= RATE_SPREAD)
+    return;
+  if (a->options->resume != NULL)
+    printf ("Not found to %.0f%% yet. Go on with the same command.\n", 100 * (RATE_SPREAD - 1));
+  else
     printf ("Not found to %.0f%% yet. Go on with the same command and --held %g --not-held %g.\n",
             100 * (RATE_SPREAD - 1), low, high);
 }
@@ -514,6 +616,9 @@ check_numbers (const Options *o, int *status)
                         RATE_MAX, o->held, o->not_held);
   else if ((o->held > 0 || o->not_held > 0) && !o->find_rate)
     *status = cli_fail (CLI_USAGE, "--held, --not-held: expected --find-rate with them");
+  else if (o->resume != NULL && (!o->find_rate || o->held > 0 || o->not_held > 0))
+    *status = cli_fail (
+        CLI_USAGE, "--resume: expected --find-rate with it, and neither --held nor --not-held");
   else if (o->seed < 0)
     *status
         = cli_fail (CLI_USAGE, "--seed: expected 0 or more, found “%" G_GINT64_FORMAT "”", o->seed);
@@ -542,6 +647,7 @@ run (const Options *o)
   for (int i = 0; i < o->n; i++)
     a.calls[i].news = &a.news;
   a.trials = g_array_new (FALSE, FALSE, sizeof (Trial));
+  a.earlier = g_ptr_array_new_with_free_func (g_free);
   if (!warm_up (&a, &error))
     status = cli_fail (CLI_FAILED, "%s", error->message);
   else
@@ -552,11 +658,18 @@ run (const Options *o)
                 a.info->name, o->n, o->prompt, o->tokens, "a second", "achieved", "first p50",
                 "first p95", "first p99", "first max", "total p99", "at once", "failed");
       if (o->find_rate)
-        find_rate (&a, &low, &high);
+        {
+          if (!find_rate (&a, &low, &high, &error))
+            status = cli_fail (CLI_FAILED, "%s", error->message);
+        }
       else if (run_trial (&a, o->rate, FALSE)->n_failed > 0)
         status = CLI_FAILED;
       if (o->json)
-        print_json (&a, low, high);
+        {
+          g_autofree char *json = form_json (&a, low, high);
+
+          puts (json);
+        }
       else if (o->find_rate)
         print_found (&a, low, high);
       if (a.first_failure != NULL && !o->find_rate)
@@ -566,6 +679,7 @@ run (const Options *o)
   qe_model_info_free (a.info);
   cli_news_clear (&a.news);
   g_array_unref (a.trials);
+  g_ptr_array_unref (a.earlier);
   g_free (a.calls);
   g_free (a.first_failure);
   return status;
@@ -593,6 +707,8 @@ cli_bench_arrivals (int argc, char **argv)
       "With --find-rate: a rate that an earlier search found to hold", "R" },
     { "not-held", 0, 0, G_OPTION_ARG_DOUBLE, &o.not_held, "And one that it found not to hold",
       "R" },
+    { "resume", 0, 0, G_OPTION_ARG_FILENAME, &o.resume,
+      "With --find-rate: keep what each run finds in FILE, and go on from what it has", "FILE" },
     { "json", 0, 0, G_OPTION_ARG_NONE, &o.json, "Print one JSON object", NULL },
     { NULL },
   };
@@ -606,5 +722,6 @@ cli_bench_arrivals (int argc, char **argv)
     status = run (&o);
   cli_cache_options_clear (&o.cache);
   cli_engine_options_clear (&o.engine);
+  g_free (o.resume);
   return status;
 }

@@ -157,11 +157,11 @@ int main(int argc, char **argv)
 
     double raw_write = run_raw(raw, bytes, true, memory), raw_read = run_raw(raw, bytes, false, memory);
     g_unlink(raw);
-    qe_kv_disk *disk =
-        qe_kv_disk_new(store, UINT64_MAX / 2, digest, (uint64_t)page_bytes, NULL, NULL, &error);
+    qe_kv_disk *disk = qe_kv_disk_new(
+        store, UINT64_MAX / 2, &(qe_kv_disk_kind){digest, (uint64_t)page_bytes}, 1, NULL, NULL, &error);
     if (!disk)
         g_error("%s", error->message);
-    qe_kv_disk_file *file = qe_kv_disk_open(disk, "bench", NULL, &error);
+    qe_kv_disk_file *file = qe_kv_disk_open(disk, 0, "bench", NULL, &error);
     qe_kv_disk_completion done;
     while (!qe_kv_disk_poll(disk, &done))
         g_usleep(100);
@@ -169,7 +169,7 @@ int main(int argc, char **argv)
     double write = write_pages(disk, file, (uint32_t)n_pages, (uint64_t)page_bytes, memory);
     qe_kv_disk_close(disk, file, NULL);
     wait_one(disk, QE_KV_DISK_CLOSE);
-    file = qe_kv_disk_open(disk, "bench", NULL, &error);
+    file = qe_kv_disk_open(disk, 0, "bench", NULL, &error);
     double start = seconds();
     wait_one(disk, QE_KV_DISK_OPEN);
     double open_ms = (seconds() - start) * 1e3;

@@ -495,6 +495,18 @@ def bench_arrivals_counts_all():
     assert 50 < more["trials"][0]["rate"] < 60 and more["rate_held"] > 50 and more["rate_not_held"] == 60, more
     none = json.loads(ok(*args, "--find-rate", "--p99", "0.0001", "--time-limit", "0.2", "--json"))
     assert none["rate_held"] is None and none["rate_not_held"] <= 40, none
+    # A search that is cut after each trial goes on from its file; with other options the file is refused.
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "found.json")
+        search = (*args, "--find-rate", "--p99", "100000", "--time-limit", "0.1", "--resume", path)
+        for i in range(2):
+            ok(*search)
+            with open(path) as f:
+                kept = json.load(f)
+            assert [t["rate"] for t in kept["trials"]] == [40, 80][:i + 1], kept
+            assert kept["rate_held"] == kept["trials"][-1]["rate"] and kept["rate_not_held"] is None, kept
+        fails(1, *search, "--seed", "3", says=[path, "seed"])
+        fails(2, *search, "--held", "3", says=["--resume"])
     for option, value in (("--n", "0"), ("--rate", "0"), ("--prompt", "0"), ("--tokens", "0"), ("--p99", "-3"),
                           ("--time-limit", "5"), ("--held", "5"), ("--seed", "-1"), ("--cache-mode", "x")):
         fails(2, "bench", "arrivals", option, value, says=[option] if option == "--held" else [option, value])

@@ -28,8 +28,8 @@ void test_store_init(test_store *self, uint64_t page_bytes, uint64_t quota)
 void test_store_open(test_store *self)
 {
     g_autoptr(GError) error = NULL;
-    self->disk = qe_kv_disk_new(
-        self->dir, self->quota, self->digest, self->page_bytes, count_wakeup, &self->n_wakeups, &error);
+    const qe_kv_disk_kind kind = {self->digest, self->page_bytes};
+    self->disk = qe_kv_disk_new(self->dir, self->quota, &kind, 1, count_wakeup, &self->n_wakeups, &error);
     g_assert_no_error(error);
 }
 
@@ -89,7 +89,7 @@ qe_kv_disk_status test_store_wait(test_store *self, qe_kv_disk_op op)
 qe_kv_disk_file *test_store_load(test_store *self, const char *conversation, qe_kv_disk_completion *out)
 {
     g_autoptr(GError) error = NULL;
-    qe_kv_disk_file *file = qe_kv_disk_open(self->disk, conversation, self, &error);
+    qe_kv_disk_file *file = qe_kv_disk_open(self->disk, 0, conversation, self, &error);
     g_assert_no_error(error);
     *out = test_store_next(self);
     g_assert_cmpint(out->op, ==, QE_KV_DISK_OPEN);

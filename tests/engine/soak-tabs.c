@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "engine/qe-stats.h"
 #include "kernels/qk-mock.h"
 #include "tests/engine/engine-test.h"
 
@@ -42,6 +43,7 @@ static uint64_t resident_bytes(void)
 typedef struct {
     uint64_t resident;
     uint32_t n_device, n_host, n_cached, n_shared;
+    uint32_t n_snapshots, n_refs; /* n_refs: of all page tables */
 } sample;
 
 static sample take_sample(qe_engine *engine)
@@ -53,6 +55,17 @@ static sample take_sample(qe_engine *engine)
         s->n_pages_cached, gpu->n_pages_shared + host->n_pages_shared};
     g_assert_cmpuint(gpu->bytes_used, <=, gpu->bytes_max);
     g_assert_cmpuint(host->bytes_used, <=, host->bytes_max);
+    double n_held = 0; /* pages: one with n references comes up n times */
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        out.n_refs += s->sessions[i].n_pages;
+        for (uint32_t k = 0; k < s->sessions[i].n_pages; k++)
+            n_held += 1.0 / s->sessions[i].cells[k].n_refs;
+    }
+    g_assert_cmpfloat(n_held - (uint32_t)(n_held + 0.5), >, -1e-6); /* whole: each holder is in the list */
+    g_assert_cmpfloat(n_held - (uint32_t)(n_held + 0.5), <, 1e-6);
+    g_assert_cmpuint((uint32_t)(n_held + 0.5) + out.n_cached, <=, out.n_device + out.n_host);
+    out.n_snapshots = qe_stats_n_snapshots();
+    g_assert_cmpuint(out.n_snapshots, ==, 1); /* this one */
     qe_snapshot_unref(s);
     return out;
 }
@@ -128,10 +141,10 @@ static void soak(bool on_mock)
         while (g_get_monotonic_time() < begin + length * i / N_SAMPLES)
             operate(engine, tabs, &n);
         samples[i] = take_sample(engine);
-        g_test_message(
-            "%3.0f%%: %.1f MB resident, %u pages on the device, %u on the host, %u cached, %u shared",
+        g_test_message("%3.0f%%: %.1f MB resident, %u pages on the device, %u on the host, %u cached, %u "
+                       "shared, %u references",
             100.0 * i / N_SAMPLES, (double)samples[i].resident / 1e6, samples[i].n_device, samples[i].n_host,
-            samples[i].n_cached, samples[i].n_shared);
+            samples[i].n_cached, samples[i].n_shared, samples[i].n_refs);
     }
     g_test_message("%" G_GUINT64_FORMAT " turns, %" G_GUINT64_FORMAT " cancelled, %" G_GUINT64_FORMAT
                    " forks, %" G_GUINT64_FORMAT " closed; %" G_GUINT64_FORMAT
@@ -145,6 +158,7 @@ static void soak(bool on_mock)
     g_test_message("closed: %u pages on the device, %u on the host, %u cached, %u shared", end.n_device,
         end.n_host, end.n_cached, end.n_shared);
     g_assert_cmpuint(end.n_shared, ==, 0); /* nobody is left to share */
+    g_assert_cmpuint(end.n_refs, ==, 0);
     g_assert_cmpuint(end.n_cached, <=, N_DEVICE + N_HOST);
     g_assert_cmpuint(end.n_device + end.n_host, <=, 2 * end.n_cached); /* what is left has no holder */
     if (length >= 60 * G_USEC_PER_SEC) { /* the first tenths fill what there is */
@@ -158,6 +172,7 @@ static void soak(bool on_mock)
         g_assert_cmpuint(stats.n_buffers, <=, 1 + stats.n_registered);
     }
     qe_engine_free(engine);
+    g_assert_cmpuint(qe_stats_n_snapshots(), ==, 0);
 }
 
 static void test_cpu(void)

@@ -615,7 +615,143 @@ static void test_two(void)
     }
 }
 
-/* Who does not use the cache, or has int8 pages, is not kept. */
+/* A reply whose prompt is asked again after a restart begins without a step: what of the prompt no page holds is computed
+ * beside its first token. It is the reply that it was, however it is drawn; after another prompt it is computed as always. */
+static void test_last_logits(void)
+{
+    for (int mock = 0; mock < 2; mock++) {
+        for (uint32_t n = 288; n <= 300; n += 12) { /* whole pages; and a tail */
+            char *dir = scratch();
+            use_backend(mock);
+            g_autoptr(GArray) ids = et_some_ids(n, 97);
+            save(dir, "k", ids);
+            for (int draw = 0; draw < 5; draw++) {
+                et_result r[2] = {{0}};
+                for (int kept = 0; kept < 2; kept++) {
+                    const qe_logit_bias bias = {ids->len, 3};
+                    qe_engine *engine = engine_with(kept ? dir : NULL);
+                    qe_generate_params params = params_of(open_key(engine, "k"), ids);
+                    params.sampling.temperature = draw ? 0.9 : 0;
+                    params.sampling.seed = 5;
+                    params.sampling.has_seed = true;
+                    params.sampling.repetition_penalty = draw == 2 ? 1.3 : 1;
+                    params.sampling.presence_penalty = draw == 2 ? 0.5 : 0;
+                    params.logprobs = draw == 3;
+                    params.n_top_logprobs = draw == 3 ? 5 : 0;
+                    params.logit_bias = &bias;
+                    params.n_logit_bias = draw == 3;
+                    params.n_top = draw == 3 ? 7 : 0;
+                    params.constraint = draw == 4 ? qe_constraint_new_json_object() : NULL;
+                    params.ignore_eos = draw != 4;
+                    et_generate(engine, &params, &r[kept]);
+                    qe_constraint_unref(params.constraint);
+                    g_assert_no_error(r[kept].error);
+                    g_assert_true(draw != 4 || r[kept].text->str[0] == '{');
+                    g_assert_cmpuint(r[kept].receipt.n_reused, ==, kept ? n / 16 * 16 : 0);
+                    g_assert_cmpuint(r[kept].receipt.n_new, ==, n - r[kept].receipt.n_reused);
+                    if (kept) /* no rate of rows that nothing waited for */
+                        g_assert_cmpfloat(r[kept].receipt.prefill_tokens_per_s, ==, 0);
+                    qe_engine_free(engine);
+                }
+                et_assert_same(&r[0], &r[1]);
+                et_result_clear(&r[0]);
+                et_result_clear(&r[1]);
+            }
+            g_array_append_vals(ids, ids->data, 5);
+            resume(dir, "k", ids, n / 16 * 16, false);
+            scratch_free(dir);
+        }
+    }
+}
+
+/* The same in an engine that goes on: a reply that is made anew, shorter or longer than the one before. */
+static void test_regenerate(void)
+{
+    char *dir = scratch();
+    use_backend(true);
+    g_autoptr(GArray) ids = et_some_ids(150, 98);
+    g_auto(et_result) expected = {0};
+    want(ids, &expected);
+    qe_engine *engine = engine_with(dir);
+    qe_session_id session = open_key(engine, "k");
+    for (int i = 0; i < 4; i++) {
+        g_auto(et_result) r = {0};
+        qe_generate_params params = params_of(session, ids);
+        params.max_tokens = i == 2 ? 1 : N_TOKENS;
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        g_assert_cmpuint(r.ids->len, ==, params.max_tokens);
+        g_assert_cmpmem(r.ids->data, r.ids->len * 4, expected.ids->data, r.ids->len * 4);
+        g_assert_cmpuint(r.receipt.n_reused, ==, i ? 150 : 0);
+    }
+    /* As long, and the same at its end, but for a token of another page, or of the last, or in a prompt of half a page. */
+    static const uint32_t changed[][2] = {{150, 5}, {150, 148}, {9, 0}, {9, 8}, {9, 0}};
+    for (guint i = 0; i < G_N_ELEMENTS(changed); i++) {
+        g_auto(et_result) r = {0};
+        g_auto(et_result) other = {0};
+        g_array_set_size(ids, changed[i][0]);
+        g_array_index(ids, uint32_t, changed[i][1])++;
+        want(ids, &other);
+        ask(engine, session, ids, &r);
+        et_assert_same(&other, &r);
+        g_assert_cmpuint(r.receipt.n_reused, ==, changed[i][1]);
+    }
+    qe_engine_free(engine);
+    scratch_free(dir);
+}
+
+/* int8 pages have files of their own: a conversation in either mode comes back in that, and neither finds the other's. */
+static void test_int8(void)
+{
+    for (int mock = 0; mock < 2; mock++) {
+        char *dir = scratch();
+        use_backend(mock);
+        g_autoptr(GArray) ids = et_some_ids(200, 82);
+        et_result first = {0};
+        for (int i = 0; i < 4; i++) { /* saved, restored, exact, both there */
+            g_auto(et_result) r = {0};
+            qe_session_options options;
+            qe_session_options_init(&options);
+            options.disk_key = "k";
+            options.cache.mode = i == 2 ? QE_CACHE_TIERED : QE_CACHE_TIERED_INT8;
+            qe_engine *engine = engine_with(dir);
+            ask(engine, et_open_with(engine, &options), ids, &r);
+            g_assert_cmpint(r.receipt.mode, ==, options.cache.mode);
+            g_assert_cmpuint(r.receipt.n_restored_disk, ==, i % 2 ? 192 : 0);
+            if (i == 0)
+                ask(engine, et_open(engine), ids, &first); /* exact: what is on disk is another matter */
+            qe_engine_free(engine);
+            if (i == 2)
+                et_assert_same(&first, &r);
+            et_result_clear(&first);
+            first = r;
+            r = (et_result){0};
+        }
+        et_result_clear(&first);
+        /* The mode changes while the engine runs: what it had stays on disk. */
+        qe_engine *engine = engine_with(dir);
+        qe_session_id session = open_key(engine, "k");
+        qe_cache_config config;
+        qe_cache_config_init(&config);
+        for (int i = 0; i < 4; i++) {
+            g_autoptr(GError) error = NULL;
+            g_auto(et_result) r = {0};
+            config.mode = i % 2 ? QE_CACHE_TIERED_INT8 : QE_CACHE_TIERED;
+            qe_engine_set_cache(engine, session, &config, &error);
+            g_assert_no_error(error);
+            ask(engine, session, ids, &r);
+            /* On the device host memory is taken ahead, and here the class before has all of it. */
+            if (!mock)
+                g_assert_cmpuint(r.receipt.n_reused, ==, 192);
+        }
+        g_autofree char *note = note_of(engine);
+        g_assert_cmpstr(note, ==, NULL);
+        qe_engine_free(engine);
+        scratch_free(dir);
+    }
+}
+
+/* Who does not use the cache, or has but one tier, is not kept. */
 static void test_not_kept(void)
 {
     char *dir = scratch();
@@ -628,7 +764,7 @@ static void test_not_kept(void)
         qe_session_options_init(&options);
         options.disk_key = "k";
         options.cache.use_cache = i != 0;
-        options.cache.mode = i == 1 ? QE_CACHE_TIERED_INT8 : i == 2 ? QE_CACHE_SESSION : QE_CACHE_AUTO;
+        options.cache.mode = i == 1 ? QE_CACHE_PAGED : i == 2 ? QE_CACHE_SESSION : QE_CACHE_AUTO;
         qe_engine *engine = engine_with(dir);
         qe_session_id session = qe_engine_open_session_with(engine, &options, &error);
         g_assert_no_error(error);
@@ -787,7 +923,7 @@ static void test_killed(void)
         et_assert_same(&expected, &r);
         g_test_message("killed after %u turns: %u tokens came back", n_turns, r.receipt.n_restored_disk);
         qe_engine_free(engine);
-        resume(dir, "killed", ids, (ids->len - 1) / 16 * 16, false);
+        resume(dir, "killed", ids, ids->len / 16 * 16, false); /* and the logits behind it */
         scratch_free(dir);
     }
 }
@@ -811,6 +947,9 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/disk/little-memory", test_little_memory);
     g_test_add_func("/engine/disk/delete", test_delete);
     g_test_add_func("/engine/disk/two", test_two);
+    g_test_add_func("/engine/disk/last-logits", test_last_logits);
+    g_test_add_func("/engine/disk/regenerate", test_regenerate);
+    g_test_add_func("/engine/disk/int8", test_int8);
     g_test_add_func("/engine/disk/not-kept", test_not_kept);
     g_test_add_func("/engine/disk/unusable", test_unusable);
     g_test_add_func("/engine/disk/cancel", test_cancel);

@@ -51,7 +51,7 @@ static void test_round_trip(gconstpointer data)
     test_store_close(&s, file);
     qe_kv_disk_get_usage(s.disk, &usage);
     g_assert_cmpuint(usage.n_pages, ==, n);
-    g_assert_cmpuint(usage.used_bytes, >=, n * qe_kv_disk_slot_bytes(s.disk));
+    g_assert_cmpuint(usage.used_bytes, >=, n * qe_kv_disk_slot_bytes(s.disk, 0));
     for (int again = 0; again < 2; again++) {
         file = test_store_load(&s, "conversation ä", &done);
         g_assert_cmpint(done.status, ==, QE_KV_DISK_OK);
@@ -199,6 +199,14 @@ static void test_wrong_writes(void)
     test_store_clear(&s);
 }
 
+static void expect_logits(test_store *s, qe_kv_disk_file *file, uint32_t n_tokens, const uint32_t *tail,
+    const float *logits, uint32_t n)
+{
+    g_autofree float *got = qe_kv_disk_dup_logits(s->disk, file, n_tokens, tail, n);
+    g_assert_nonnull(got);
+    g_assert_cmpmem(got, n * sizeof *got, logits, n * sizeof *logits);
+}
+
 static void test_logits(void)
 {
     test_store s;
@@ -225,19 +233,79 @@ static void test_logits(void)
     file = test_store_load(&s, "c", &done);
     g_assert_cmpuint(done.listing->n_logits, ==, 1000);
     qe_kv_disk_completion_clear(&done);
+    expect_logits(&s, file, 51, tail, logits, 1000);
     qe_kv_disk_truncate(s.disk, file, 2);
+    g_assert_null(qe_kv_disk_dup_logits(s.disk, file, 51, tail, 1000)); /* nor behind what is written next */
     test_store_close(&s, file);
     file = test_store_load(&s, "c", &done);
     g_assert_cmpuint(done.listing->n_pages, ==, 2);
     g_assert_cmpuint(done.listing->n_logits, ==, 0);
     g_assert_null(done.listing->logits);
     qe_kv_disk_completion_clear(&done);
-    g_assert_true(qe_kv_disk_set_logits(s.disk, file, 32, NULL, logits, 1000));
-    test_store_write(&s, file, 1, 2, 3); /* behind them: they are not the last any more */
+    /* Pages that go on from the tokens before them may come behind. Others, and only those, end them. */
+    qe_kv_disk_page next = test_page_at(1, 2);
+    const uint32_t other[] = {next.ids[0], next.ids[1] + 1};
+    g_assert_true(qe_kv_disk_set_logits(s.disk, file, 34, next.ids, logits, 1000));
+    test_store_write(&s, file, 1, 2, 5);
+    test_store_close(&s, file);
+    file = test_store_load(&s, "c", &done);
+    g_assert_cmpuint(done.listing->n_pages, ==, 5);
+    g_assert_cmpuint(done.listing->logits_n_tokens, ==, 34);
+    g_assert_cmpmem(done.listing->tail_ids, 8, next.ids, 8);
+    qe_kv_disk_completion_clear(&done);
+    g_assert_false(qe_kv_disk_set_logits(s.disk, file, 34, other, logits, 1000));
+    expect_logits(&s, file, 34, next.ids, logits, 1000);
+    qe_kv_disk_truncate(s.disk, file, 2);
+    expect_logits(&s, file, 34, next.ids, logits, 1000);
+    g_assert_null(qe_kv_disk_dup_logits(s.disk, file, 34, other, 1000));
+    g_assert_null(qe_kv_disk_dup_logits(s.disk, file, 33, next.ids, 1000));
+    g_assert_null(qe_kv_disk_dup_logits(s.disk, file, 34, next.ids, 999));
+    g_assert_true(qe_kv_disk_set_logits(s.disk, file, 34, other, logits, 1000));
+    test_store_write(&s, file, 1, 2, 3);
+    g_assert_null(qe_kv_disk_dup_logits(s.disk, file, 34, other, 1000));
     test_store_close(&s, file);
     file = test_store_load(&s, "c", &done);
     g_assert_cmpuint(done.listing->n_logits, ==, 0);
     qe_kv_disk_completion_clear(&done);
+    test_store_clear(&s);
+}
+
+/* One conversation with pages of two kinds and sizes: each kind has its own, deleting takes both. */
+static void test_kinds(void)
+{
+    test_store s;
+    g_autoptr(GError) error = NULL;
+    test_store_init(&s, 8192, TEST_QUOTA);
+    test_store_shut(&s);
+    uint8_t second[QE_KV_DISK_DIGEST_BYTES] = {9};
+    const qe_kv_disk_kind kinds[] = {{s.digest, 8192}, {second, 5000}};
+    s.disk = qe_kv_disk_new(s.dir, TEST_QUOTA, kinds, 2, NULL, NULL, &error);
+    g_assert_no_error(error);
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t kind = 0; kind < 2; kind++) {
+            qe_kv_disk_completion done;
+            qe_kv_disk_file *file = qe_kv_disk_open(s.disk, kind, "c", NULL, &error);
+            g_assert_no_error(error);
+            g_assert_null(qe_kv_disk_open(s.disk, !kind, "c", NULL, &error)); /* in one kind at a time */
+            g_assert_error(error, QE_ERROR, QE_ERROR_BUSY);
+            g_clear_error(&error);
+            done = test_store_next(&s);
+            g_assert_cmpint(done.status, ==, round ? QE_KV_DISK_OK : QE_KV_DISK_MISSING);
+            g_assert_cmpuint(done.listing->n_pages, ==, round ? 3 + kind : 0);
+            qe_kv_disk_completion_clear(&done);
+            s.page_bytes = kinds[kind].page_bytes;
+            if (round)
+                test_store_read_all(&s, file, 1 + kind, 3 + kind);
+            else
+                test_store_write(&s, file, 1 + kind, 0, 3 + kind);
+            test_store_close(&s, file);
+        }
+    }
+    g_assert_true(qe_kv_disk_delete(s.disk, "c", NULL, &error));
+    g_assert_cmpint(test_store_wait(&s, QE_KV_DISK_DELETE), ==, QE_KV_DISK_OK);
+    qe_kv_disk_usage usage;
+    qe_kv_disk_get_usage(s.disk, &usage);
+    g_assert_cmpuint(usage.used_bytes, ==, 0);
     test_store_clear(&s);
 }
 
@@ -252,7 +320,7 @@ static void test_conversations(void)
     qe_kv_disk_file *files[G_N_ELEMENTS(good)];
     test_store_init(&s, 5000, TEST_QUOTA);
     for (guint i = 0; i < G_N_ELEMENTS(bad); i++) {
-        g_assert_null(qe_kv_disk_open(s.disk, bad[i], NULL, &error));
+        g_assert_null(qe_kv_disk_open(s.disk, 0, bad[i], NULL, &error));
         g_assert_error(error, QE_ERROR, QE_ERROR_INVALID);
         g_clear_error(&error);
         g_assert_false(qe_kv_disk_delete(s.disk, bad[i], NULL, &error));
@@ -263,7 +331,7 @@ static void test_conversations(void)
         for (guint i = 0; i < G_N_ELEMENTS(good); i++) {
             files[i] = test_store_expect(
                 &s, good[i], round == 0 ? QE_KV_DISK_MISSING : QE_KV_DISK_OK, round == 0 ? 0 : 8, NULL);
-            g_assert_null(qe_kv_disk_open(s.disk, good[i], NULL, &error));
+            g_assert_null(qe_kv_disk_open(s.disk, 0, good[i], NULL, &error));
             g_assert_error(error, QE_ERROR, QE_ERROR_BUSY);
             g_clear_error(&error);
         }
@@ -293,7 +361,7 @@ static void test_reopen_at_once(void)
         test_fill(bytes, s.page_bytes, 1, n);
         qe_kv_disk_write(s.disk, file, n, &page, bytes, NULL);
         qe_kv_disk_close(s.disk, file, NULL);
-        file = qe_kv_disk_open(s.disk, "c", NULL, &error);
+        file = qe_kv_disk_open(s.disk, 0, "c", NULL, &error);
         g_assert_no_error(error);
         g_assert_cmpint(test_store_wait(&s, QE_KV_DISK_WRITE), ==, QE_KV_DISK_OK);
         g_assert_cmpint(test_store_wait(&s, QE_KV_DISK_CLOSE), ==, QE_KV_DISK_OK);
@@ -351,7 +419,7 @@ static void test_delete(void)
     g_assert_true(qe_kv_disk_delete(s.disk, "gone", NULL, &error)); /* not open */
     g_assert_cmpint(test_store_wait(&s, QE_KV_DISK_DELETE), ==, QE_KV_DISK_OK);
     g_assert_false(g_file_test(index, G_FILE_TEST_EXISTS));
-    g_assert_true(qe_kv_disk_open(s.disk, "gone", NULL, &error) != NULL); /* deleted before it opened */
+    g_assert_true(qe_kv_disk_open(s.disk, 0, "gone", NULL, &error) != NULL); /* deleted before it opened */
     g_assert_true(qe_kv_disk_delete(s.disk, "gone", NULL, &error));
     qe_kv_disk_completion done = test_store_next(&s);
     g_assert_cmpint(done.op, ==, QE_KV_DISK_OPEN);
@@ -461,6 +529,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/kv-disk/truncate", test_truncate);
     g_test_add_func("/engine/kv-disk/wrong-writes", test_wrong_writes);
     g_test_add_func("/engine/kv-disk/logits", test_logits);
+    g_test_add_func("/engine/kv-disk/kinds", test_kinds);
     g_test_add_func("/engine/kv-disk/conversations", test_conversations);
     g_test_add_func("/engine/kv-disk/reopen-at-once", test_reopen_at_once);
     g_test_add_func("/engine/kv-disk/delete", test_delete);

@@ -493,6 +493,63 @@ static void test_stored_when_idle(void)
     et_set_backend(NULL, NULL);
 }
 
+/* How many of the session's pages are on the device. Limits are looked at on the way. */
+static uint32_t pages_on_device(qe_engine *engine, qe_session_id session)
+{
+    uint32_t n = 0;
+    const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+    for (int i = 0; i < QE_N_TIERS; i++)
+        g_assert_cmpuint(s->tiers[i].bytes_used, <=, s->tiers[i].bytes_max);
+    for (uint32_t i = 0; i < s->n_sessions; i++)
+        n += s->sessions[i].id == session ? s->sessions[i].n_pages_tier[QE_TIER_GPU] : 0;
+    qe_snapshot_unref(s);
+    return n;
+}
+
+/* A tab that comes to the front: its pages move up before anything is asked, those of idle tabs give way, and the next
+ * turn waits for none. The limits hold all the time. */
+static void test_prefetch(void)
+{
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 13, .delay_us_max = 100, .n_threads = 2};
+    qe_engine *engine = engine_with(60, 400);
+    g_autoptr(GArray) a = et_some_ids(500, 92), b = et_some_ids(600, 93);
+    qe_session_id sessions[2];
+    const GArray *const ids[2] = {a, b};
+    for (int k = 0; k < 2; k++) {
+        g_auto(et_result) r = {0};
+        sessions[k] = open_mode(engine, QE_CACHE_TIERED, 0);
+        qe_generate_params params =
+            et_ids(sessions[k], (const uint32_t *)(const void *)ids[k]->data, ids[k]->len, 1);
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        et_pages_used(engine);
+    }
+    uint32_t n = pages_on_device(engine, sessions[0]);
+    g_assert_cmpuint(n, <, 32); /* b has most of the device */
+    for (int k = 0; k < 2; k++) {
+        qe_engine_prefetch_session(engine, sessions[k]);
+        n = 0;
+        for (int i = 0; i < 4000 && n < 32; i++) { /* a's 32 pages; of b's 38 what fits */
+            n = pages_on_device(engine, sessions[k]);
+            g_usleep(5000);
+        }
+        g_assert_cmpuint(n, >=, 32);
+        g_auto(et_result) r = {0};
+        qe_generate_params params =
+            et_ids(sessions[k], (const uint32_t *)(const void *)ids[k]->data, ids[k]->len, 1);
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        g_assert_cmpuint(r.receipt.n_reused, ==, ids[k]->len - 1);
+        if (k == 0) { /* all of it fits, so nothing is left to be brought */
+            g_assert_cmpuint(r.receipt.n_restored_host, ==, 0);
+            g_assert_cmpuint(r.receipt.n_on_host, ==, 0);
+        }
+    }
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
+}
+
 /* Nobody finds a synthetic session's pages: not one with the same tokens, not after a fork, not when its mode changes to
  * one that shares. What it decodes is its own. */
 static void test_synthetic(void)
@@ -567,6 +624,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/int8", test_int8);
     g_test_add_func("/engine/tiers/change", test_change);
     g_test_add_func("/engine/tiers/stored-when-idle", test_stored_when_idle);
+    g_test_add_func("/engine/tiers/prefetch", test_prefetch);
     g_test_add_func("/engine/tiers/synthetic", test_synthetic);
     return g_test_run();
 }
