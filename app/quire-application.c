@@ -7,6 +7,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-inhibit.h"
 #include "app/quire-keeper.h"
 #include "app/quire-limits.h"
 #include "app/quire-model-list.h"
@@ -26,7 +27,9 @@ struct _QuireApplication
   char *applied; /* what the engine was started with, see dup_engine_settings() */
   char *model;   /* --model, or NULL */
   char *backend; /* --backend, or NULL */
-  gboolean loaded, restored;
+  gboolean loaded;
+  /* What is asked of the window before the history is there: an action of the application and its target, or NULL. */
+  char *wanted, *wanted_target;
 };
 
 G_DEFINE_FINAL_TYPE (QuireApplication, quire_application, ADW_TYPE_APPLICATION)
@@ -100,6 +103,7 @@ typedef struct
   QuireApplication *application;
   char *dir;
   GtkWindow *window;
+  gboolean remember;
 } Choice;
 
 static void
@@ -111,7 +115,16 @@ chosen_cb (GObject *source, GAsyncResult *result, gpointer user_data)
   g_autoptr (qe_model_info) info = quire_model_info_read_finish (result, &error);
 
   if (info != NULL)
-    quire_application_load_model (self, choice->dir);
+    {
+      if (choice->remember)
+        quire_application_load_model (self, choice->dir);
+      else
+        {
+          g_free (self->model);
+          self->model = g_strdup (choice->dir);
+          load_model (self);
+        }
+    }
   else if (QUIRE_IS_WINDOW (choice->window)
            && gtk_widget_get_realized (GTK_WIDGET (choice->window)))
     quire_window_show_model_error (QUIRE_WINDOW (choice->window), error->message);
@@ -122,15 +135,55 @@ chosen_cb (GObject *source, GAsyncResult *result, gpointer user_data)
   g_free (choice);
 }
 
-void
-quire_application_choose_model (QuireApplication *self, const char *dir, GtkWindow *window)
+static void
+choose_model (QuireApplication *self, const char *dir, GtkWindow *window, gboolean remember)
 {
   Choice *choice = g_new (Choice, 1);
 
   choice->application = g_object_ref (self);
   choice->dir = g_strdup (dir);
   choice->window = g_object_ref (window);
+  choice->remember = remember;
   quire_model_info_read_async (dir, NULL, chosen_cb, choice);
+}
+
+void
+quire_application_choose_model (QuireApplication *self, const char *dir, GtkWindow *window)
+{
+  choose_model (self, dir, window, TRUE);
+}
+
+static GtkWindow *
+find_window (QuireApplication *self)
+{
+  for (GList *l = gtk_application_get_windows (GTK_APPLICATION (self)); l != NULL; l = l->next)
+    if (QUIRE_IS_WINDOW (l->data))
+      return l->data;
+  return NULL;
+}
+
+/* A model folder from the command line or the desktop, or a file in one: for this run, the settings stay. Where a model is
+ * loaded it goes only once the folder is known to be good. What is wrong with it the window says. */
+static void
+open_model (QuireApplication *self, GFile *file)
+{
+  g_autofree char *path = g_file_get_path (file);
+  g_autofree char *dir = path != NULL && g_file_test (path, G_FILE_TEST_IS_REGULAR)
+                             ? g_path_get_dirname (path)
+                             : g_strdup (path);
+
+  if (dir != NULL && !self->loaded)
+    {
+      g_free (self->model);
+      self->model = g_steal_pointer (&dir);
+      g_application_activate (G_APPLICATION (self));
+      return;
+    }
+  g_application_activate (G_APPLICATION (self));
+  if (dir != NULL)
+    choose_model (self, dir, find_window (self), FALSE);
+  else
+    show_error (self, _ ("A model can only be opened from a folder of this computer."));
 }
 
 /* ---- Actions ---- */
@@ -177,6 +230,47 @@ about_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
       _ ("Chat with language models on your own computer, and see what their cache does."),
       /* Translators: put your names here, one a line. */
       "translator-credits", _ ("translator-credits"), NULL);
+}
+
+/* From notifications, the overview's search and the desktop entry: an action of the front window, once the history is
+ * there. */
+static void
+act (QuireApplication *self, const char *action, const char *target)
+{
+  QuireWindow *window = QUIRE_WINDOW (find_window (self));
+
+  if (g_str_equal (action, "new-chat"))
+    g_action_group_activate_action (G_ACTION_GROUP (window), "new-tab", NULL);
+  else if (g_str_equal (action, "search"))
+    quire_window_search (window, target);
+  else
+    {
+      QuireHistoryItem *item = quire_history_find (self->history, target);
+
+      if (item != NULL && quire_history_item_get (item)->deleted == 0)
+        g_action_group_activate_action (G_ACTION_GROUP (window), "chat-open",
+                                        g_variant_new_string (target));
+    }
+}
+
+static void
+desktop_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireApplication *self = user_data;
+  const char *name = g_action_get_name (G_ACTION (action));
+  const char *target = parameter != NULL ? g_variant_get_string (parameter, NULL) : NULL;
+
+  if (quire_history_is_open (self->history))
+    {
+      g_application_activate (G_APPLICATION (self));
+      act (self, name, target);
+      return;
+    }
+  g_free (self->wanted);
+  g_free (self->wanted_target);
+  self->wanted = g_strdup (name);
+  self->wanted_target = g_strdup (target);
+  g_application_activate (G_APPLICATION (self));
 }
 
 /* What the engine was started with, to tell whether preferences changed it. The cache's size is not among it: a
@@ -305,6 +399,7 @@ quire_application_startup (GApplication *application)
   g_signal_connect_object (self->client, "status-changed", G_CALLBACK (update_release_action), self,
                            G_CONNECT_SWAPPED);
   update_release_action (self);
+  quire_inhibit_watch (GTK_APPLICATION (self), self->client);
   {
     g_autofree char *path = quire_dup_history_path ();
 
@@ -316,8 +411,17 @@ quire_application_startup (GApplication *application)
 static void
 history_opened_cb (QuireHistory *history, QuireWindow *window)
 {
+  QuireApplication *self = QUIRE_APPLICATION (gtk_window_get_application (GTK_WINDOW (window)));
+
   g_signal_handlers_disconnect_by_func (history, history_opened_cb, window);
   quire_window_restore (window);
+  if (self != NULL && self->wanted != NULL)
+    act (self, self->wanted, self->wanted_target);
+  if (self != NULL)
+    {
+      g_clear_pointer (&self->wanted, g_free);
+      g_clear_pointer (&self->wanted_target, g_free);
+    }
 }
 
 static void
@@ -329,14 +433,11 @@ quire_application_activate (GApplication *application)
   if (window == NULL)
     {
       window = GTK_WINDOW (quire_window_new (self));
-      if (self->restored)
-        quire_window_new_chat (QUIRE_WINDOW (window));
-      else if (quire_history_is_open (self->history))
+      if (quire_history_is_open (self->history))
         quire_window_restore (QUIRE_WINDOW (window));
       else
         g_signal_connect_object (self->history, "opened", G_CALLBACK (history_opened_cb), window,
                                  0);
-      self->restored = TRUE;
     }
   gtk_window_present (window);
   if (!self->loaded)
@@ -352,20 +453,35 @@ quire_application_command_line (GApplication *application, GApplicationCommandLi
   QuireApplication *self = QUIRE_APPLICATION (application);
   GVariantDict *options = g_application_command_line_get_options_dict (line);
   const char *model = NULL, *backend = NULL;
+  g_autofree const char **folders = NULL;
 
-  if (g_variant_dict_lookup (options, "model", "^&ay", &model))
+  if (g_variant_dict_lookup (options, "backend", "&s", &backend) && !self->loaded)
+    {
+      g_free (self->backend);
+      self->backend = g_strdup (backend);
+    }
+  if (g_variant_dict_lookup (options, G_OPTION_REMAINING, "^a&ay", &folders) && folders[0] != NULL)
+    model = folders[0];
+  else
+    g_variant_dict_lookup (options, "model", "^&ay", &model);
+  if (model != NULL)
     {
       g_autoptr (GFile) file = g_application_command_line_create_file_for_arg (line, model);
 
-      g_free (self->model);
-      self->model = g_file_get_path (file);
-      if (self->loaded)
-        load_model (self);
+      open_model (self, file);
     }
-  if (g_variant_dict_lookup (options, "backend", "&s", &backend) && !self->loaded)
-    self->backend = g_strdup (backend);
-  g_application_activate (application);
+  else
+    g_application_activate (application);
+  if (g_variant_dict_contains (options, "new-chat"))
+    g_action_group_activate_action (G_ACTION_GROUP (self), "new-chat", NULL);
   return 0;
+}
+
+/* The bus hands folders over without a command line. */
+static void
+quire_application_open (GApplication *application, GFile **files, int n_files, const char *hint)
+{
+  open_model (QUIRE_APPLICATION (application), files[0]);
 }
 
 static int
@@ -412,6 +528,8 @@ quire_application_finalize (GObject *object)
   g_free (self->applied);
   g_free (self->model);
   g_free (self->backend);
+  g_free (self->wanted);
+  g_free (self->wanted_target);
   G_OBJECT_CLASS (quire_application_parent_class)->finalize (object);
 }
 
@@ -423,6 +541,7 @@ quire_application_class_init (QuireApplicationClass *klass)
   G_OBJECT_CLASS (klass)->finalize = quire_application_finalize;
   application_class->startup = quire_application_startup;
   application_class->activate = quire_application_activate;
+  application_class->open = quire_application_open;
   application_class->command_line = quire_application_command_line;
   application_class->handle_local_options = quire_application_handle_local_options;
   application_class->shutdown = quire_application_shutdown;
@@ -435,12 +554,17 @@ quire_application_init (QuireApplication *self)
     { "model", 'm', 0, G_OPTION_ARG_FILENAME, NULL, N_ ("Model folder to load"), N_ ("DIR") },
     { "backend", 'b', 0, G_OPTION_ARG_STRING, NULL, N_ ("Where to compute: cpu, cuda"),
       N_ ("NAME") },
+    { "new-chat", 'n', 0, G_OPTION_ARG_NONE, NULL, N_ ("Begin a new chat"), NULL },
     { "version", 0, 0, G_OPTION_ARG_NONE, NULL, N_ ("Print the version and exit"), NULL },
+    { G_OPTION_REMAINING, 0, 0, G_OPTION_ARG_FILENAME_ARRAY, NULL, NULL, N_ ("[MODEL FOLDER]") },
     { NULL },
   };
   const GActionEntry actions[] = {
     { "quit", quit_action, NULL, NULL, NULL, { 0 } },
     { "new-window", new_window_action, NULL, NULL, NULL, { 0 } },
+    { "new-chat", desktop_action, NULL, NULL, NULL, { 0 } },
+    { "open-chat", desktop_action, "s", NULL, NULL, { 0 } },
+    { "search", desktop_action, "s", NULL, NULL, { 0 } },
     { "about", about_action, NULL, NULL, NULL, { 0 } },
     { "preferences", preferences_action, NULL, NULL, NULL, { 0 } },
     { "models", models_action, NULL, NULL, NULL, { 0 } },
@@ -456,5 +580,5 @@ QuireApplication *
 quire_application_new (void)
 {
   return g_object_new (QUIRE_TYPE_APPLICATION, "application-id", QUIRE_APP_ID, "flags",
-                       G_APPLICATION_HANDLES_COMMAND_LINE, NULL);
+                       G_APPLICATION_HANDLES_COMMAND_LINE | G_APPLICATION_HANDLES_OPEN, NULL);
 }

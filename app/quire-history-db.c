@@ -484,9 +484,8 @@ quire_history_matches (const char *text, const char *query)
   return TRUE;
 }
 
-/* What the index can answer: every word has three characters. Returns: its query, owned; NULL otherwise. */
-static char *
-dup_index_query (const char *query)
+char *
+quire_history_dup_index_query (const char *query)
 {
   g_auto (GStrv) words = g_strsplit_set (query, " \t\n", -1);
   GString *out = g_string_new (NULL);
@@ -534,7 +533,7 @@ quire_history_db_search (QuireHistoryDb *db, const char *query, GError **error)
 {
   g_autoptr (GPtrArray) ids = g_ptr_array_new_with_free_func (g_free);
   g_autofree char *valid = g_utf8_make_valid (query, -1);
-  g_autofree char *index_query = dup_index_query (valid);
+  g_autofree char *index_query = quire_history_dup_index_query (valid);
 
   if (index_query != NULL
       && collect (db,

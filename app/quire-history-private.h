@@ -13,3 +13,5 @@ struct _QuireHistoryDb
 gboolean quire_history_exec (sqlite3 *sqlite, const char *sql, GError **error);
 /* Sets @error from @sqlite's last failure. */
 void quire_history_set_error (sqlite3 *sqlite, int rc, const char *what, GError **error);
+/* What the index can answer: every word has three characters. Returns: its query, owned; NULL otherwise. */
+char *quire_history_dup_index_query (const char *query);

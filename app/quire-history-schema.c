@@ -7,12 +7,14 @@
 #include <glib/gstdio.h>
 #include <string.h>
 
+#include "app/quire-history-find.h"
 #include "app/quire-history-private.h"
 #include "app/quire-message.h"
 
 /* A check of all pages reads the file: larger ones are only checked by being used. That of the search's index costs more. */
 #define CHECK_BYTES_MAX (64 << 20)
 #define CHECK_INDEX_BYTES_MAX (16 << 20)
+#define READ_BUSY_MS_MAX 50
 
 G_DEFINE_QUARK (quire - history - error - quark, quire_history_error)
 
@@ -297,6 +299,30 @@ mend_index (sqlite3 *sqlite, const char *path)
                   NULL);
 }
 
+static QuireHistoryDb *
+db_new (sqlite3 *sqlite, gboolean read_only)
+{
+  QuireHistoryDb *db = g_new0 (QuireHistoryDb, 1);
+
+  sqlite3_create_function (sqlite, "quire_matches", 2, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL,
+                           contains_function, NULL, NULL);
+  db->sqlite = sqlite;
+  db->read_only = read_only;
+  return db;
+}
+
+/* The caller has little time: a log that another process is about to restart is waited for no longer. */
+QuireHistoryDb *
+quire_history_db_open_to_read (const char *path, GError **error)
+{
+  sqlite3 *sqlite = connect_to (path, SQLITE_OPEN_READONLY, error);
+
+  if (sqlite == NULL)
+    return NULL;
+  sqlite3_busy_timeout (sqlite, READ_BUSY_MS_MAX);
+  return db_new (sqlite, TRUE);
+}
+
 QuireHistoryDb *
 quire_history_db_open (const char *path, QuireHistoryOpening *opening, GError **error)
 {
@@ -332,11 +358,7 @@ quire_history_db_open (const char *path, QuireHistoryOpening *opening, GError **
 
   if (!existed || opening->moved_to != NULL)
     g_chmod (path, 0600);
-  sqlite3_create_function (sqlite, "quire_matches", 2, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL,
-                           contains_function, NULL, NULL);
-  db = g_new0 (QuireHistoryDb, 1);
-  db->sqlite = sqlite;
-  db->read_only = opening->read_only;
+  db = db_new (sqlite, opening->read_only);
   if (!db->read_only)
     {
       g_autofree char *sql

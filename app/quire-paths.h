@@ -4,8 +4,11 @@
 
 G_BEGIN_DECLS
 
-/* The folder that holds demo-model/: $QUIRE_DATA_DIR, else the installed one. Returns: owned. */
+/* The folder that holds demo-model/: $QUIRE_DATA_DIR, else share/quire beside the running program's folder, else where it
+ * was configured to be installed. Returns: owned. */
 char *quire_dup_data_dir (void);
+/* Of the translations, found likewise. Returns: owned. */
+char *quire_dup_locale_dir (void);
 /* The model to use when none is named: $QUIRE_MODEL, else the shipped one. Returns: owned. */
 char *quire_dup_default_model_dir (void);
 /* Where measured ways to host memory are kept, for every program of Quire: of the user's cache. Static. */

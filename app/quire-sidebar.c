@@ -255,6 +255,14 @@ quire_sidebar_focus_search (QuireSidebar *self)
   gtk_widget_grab_focus (self->search);
 }
 
+void
+quire_sidebar_search (QuireSidebar *self, const char *query)
+{
+  quire_sidebar_focus_search (self);
+  gtk_editable_set_text (GTK_EDITABLE (self->search), query);
+  gtk_editable_set_position (GTK_EDITABLE (self->search), -1);
+}
+
 /* ---- Rows ---- */
 
 static void

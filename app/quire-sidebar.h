@@ -16,6 +16,8 @@ void quire_sidebar_set_history (QuireSidebar *self, QuireHistory *history);
 void quire_sidebar_set_front (QuireSidebar *self, QuireHistoryItem *item);
 void quire_sidebar_set_trash (QuireSidebar *self, gboolean trash);
 void quire_sidebar_focus_search (QuireSidebar *self);
+/* As if @query had been typed. */
+void quire_sidebar_search (QuireSidebar *self, const char *query);
 /* Asks for another title in a popover at the row. */
 void quire_sidebar_rename (QuireSidebar *self, QuireHistoryItem *item);
 

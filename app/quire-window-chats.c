@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "app/quire-chat-settings-window.h"
+#include "app/quire-notify.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
 #include "app/quire-window-private.h"
@@ -110,6 +111,38 @@ quire_window_close_chats (QuireWindow *self)
     }
 }
 
+/* ---- Notifications ---- */
+
+/* The window, or a dialog of it, has the focus. */
+static gboolean
+is_in_use (QuireWindow *self)
+{
+  GtkWindow *front
+      = gtk_application_get_active_window (gtk_window_get_application (GTK_WINDOW (self)));
+
+  return gtk_window_is_active (GTK_WINDOW (self))
+         || (front != NULL && gtk_window_is_active (front)
+             && gtk_window_get_transient_for (front) == GTK_WINDOW (self));
+}
+
+static void
+set_seen (QuireWindow *self, QuireHistoryItem *item)
+{
+  GtkApplication *application = gtk_window_get_application (GTK_WINDOW (self));
+
+  if (application != NULL)
+    quire_notify_seen (G_APPLICATION (application), quire_history_item_get (item)->id);
+}
+
+void
+quire_window_update_seen (QuireWindow *self)
+{
+  QuireChatView *chat = quire_window_get_chat (self);
+
+  if (chat != NULL && gtk_window_is_active (GTK_WINDOW (self)))
+    set_seen (self, quire_conversation_get_item (quire_chat_view_get_conversation (chat)));
+}
+
 /* ---- Tabs ---- */
 
 static void
@@ -124,6 +157,10 @@ conversation_notify_cb (QuireWindow *self, GParamSpec *pspec, QuireConversation 
         continue;
       adw_tab_page_set_title (page,
                               quire_title_or_new (quire_conversation_get_title (conversation)));
+      if (adw_tab_page_get_loading (page) && !running
+          && (!adw_tab_page_get_selected (page) || !is_in_use (self)))
+        quire_notify_reply (G_APPLICATION (gtk_window_get_application (GTK_WINDOW (self))),
+                            conversation);
       if (adw_tab_page_get_loading (page) && !running && !adw_tab_page_get_selected (page))
         {
           adw_tab_page_set_needs_attention (page, TRUE);
@@ -208,6 +245,7 @@ show_front (QuireWindow *self)
   quire_cache_panel_set_active_session (self->panel, quire_conversation_get_session (conversation));
   quire_engine_client_prefetch (self->client, quire_conversation_get_session (conversation));
   quire_sidebar_set_front (self->sidebar, quire_conversation_get_item (conversation));
+  quire_window_update_seen (self);
 }
 
 static void
@@ -514,6 +552,7 @@ delete_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   text = g_strdup_printf (_ ("“%s” deleted"),
                           quire_title_or_new (quire_history_item_get (item)->title));
   quire_history_set_deleted (self->history, item, TRUE);
+  set_seen (self, item);
   if (find_open (self, item, &other, &page))
     adw_tab_view_close_page (other->tab_view, page);
   quire_engine_client_delete_files (self->client, quire_history_item_get (item)->id);

@@ -39,6 +39,8 @@ struct _QuireWindow
 };
 
 void quire_window_update_title (QuireWindow *self);
+/* The chat in front is before the user's eyes, where the window is: its notification goes. */
+void quire_window_update_seen (QuireWindow *self);
 /* Connects tabs, sidebar and history; adds the actions win.chat-*. */
 void quire_window_init_chats (QuireWindow *self);
 void quire_window_connect_chats (QuireWindow *self);

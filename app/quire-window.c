@@ -369,6 +369,13 @@ search_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   quire_sidebar_focus_search (self->sidebar);
 }
 
+void
+quire_window_search (QuireWindow *self, const char *query)
+{
+  adw_flap_set_reveal_flap (self->sidebar_flap, TRUE);
+  quire_sidebar_search (self->sidebar, query);
+}
+
 static void
 choose_model_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
@@ -540,6 +547,7 @@ connect_signals (QuireWindow *self)
   g_signal_connect_swapped (self->sidebar_flap, "notify::reveal-flap", G_CALLBACK (reveal_cb),
                             self);
   g_signal_connect_swapped (self->panel_flap, "notify::reveal-flap", G_CALLBACK (reveal_cb), self);
+  g_signal_connect (self, "notify::is-active", G_CALLBACK (quire_window_update_seen), NULL);
   g_signal_connect_swapped (self->tab_view, "create-window", G_CALLBACK (create_window_cb), self);
   g_signal_connect_swapped (self->tab_view, "notify::n-pages", G_CALLBACK (n_pages_cb), self);
   g_signal_connect_swapped (self->panel, "session-activated", G_CALLBACK (session_activated_cb),

@@ -17,6 +17,8 @@ QuireChatView *quire_window_get_chat (QuireWindow *self);
 AdwTabView *quire_window_get_tab_view (QuireWindow *self);
 /* Opens the tabs that were open when the last process ended; a new chat where there were none. */
 void quire_window_restore (QuireWindow *self);
+/* Lists the chats that hold the words of @query. */
+void quire_window_search (QuireWindow *self, const char *query);
 /* Its tabs come back at the next start, though another window may outlive it. */
 void quire_window_keep_tabs (QuireWindow *self);
 /* @item to @file, and back as a new conversation that is opened; a toast says how it went. */
