@@ -6,6 +6,7 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-flatpak-gpu.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 
@@ -122,7 +123,8 @@ cpu_reason (QuireEngineBar *self, const qe_engine_status *status)
 static void
 show_cpu_note (QuireEngineBar *self, const char *reason)
 {
-  g_autofree char *text = g_strdup_printf (_ ("Running on the CPU: %s"), reason);
+  g_autofree char *text
+      = g_strdup_printf (_ ("Running on the CPU: %s"), quire_flatpak_gpu_reason (reason));
 
   show (self, GTK_MESSAGE_OTHER, text, _ ("Why?"), "win.why-gpu", NULL, NULL);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), TRUE);

@@ -5,6 +5,8 @@
 #include <glib/gi18n.h>
 
 #include "app/quire-application.h"
+#include "app/quire-flatpak-gpu-group.h"
+#include "app/quire-flatpak-gpu.h"
 #include "app/quire-gpu-facts.h"
 
 typedef struct
@@ -100,7 +102,7 @@ centred_new (const char *text, const char *css_class)
 
 /* As a status page, which would scroll by itself. */
 static GtkWidget *
-status_new (WhyGpu *self)
+status_new (WhyGpu *self, gboolean with_advice)
 {
   const QuireGpuFacts *facts = self->facts;
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 12);
@@ -114,8 +116,8 @@ status_new (WhyGpu *self)
                                                                     : _ ("The GPU Can Be Used"),
                                               "title-2"));
   if (facts->reason != NULL)
-    gtk_box_append (GTK_BOX (box), centred_new (facts->reason, NULL));
-  if (facts->advice != NULL)
+    gtk_box_append (GTK_BOX (box), centred_new (quire_flatpak_gpu_reason (facts->reason), NULL));
+  if (facts->advice != NULL && with_advice)
     gtk_box_append (GTK_BOX (box), centred_new (facts->advice, NULL));
   gtk_widget_set_margin_bottom (box, 12);
   if (facts->reason == NULL)
@@ -136,9 +138,11 @@ page_new (WhyGpu *self)
 {
   GtkWidget *page = adw_preferences_page_new ();
   GtkWidget *head = adw_preferences_group_new (), *facts = adw_preferences_group_new ();
+  /* In a sandbox other things are missing than the facts tell, and other commands bring them. */
+  GtkWidget *sandbox = self->facts->reason != NULL ? quire_flatpak_gpu_group_new () : NULL;
 
-  adw_preferences_group_add (ADW_PREFERENCES_GROUP (head), status_new (self));
-  if (self->facts->command != NULL)
+  adw_preferences_group_add (ADW_PREFERENCES_GROUP (head), status_new (self, sandbox == NULL));
+  if (self->facts->command != NULL && sandbox == NULL)
     {
       GtkWidget *row = row_new (_ ("In a terminal"), self->facts->command);
 
@@ -148,7 +152,8 @@ page_new (WhyGpu *self)
       adw_preferences_group_add (ADW_PREFERENCES_GROUP (head), row);
     }
   adw_preferences_page_add (ADW_PREFERENCES_PAGE (page), ADW_PREFERENCES_GROUP (head));
-  /* A group about a sandbox would go here. */
+  if (sandbox != NULL)
+    adw_preferences_page_add (ADW_PREFERENCES_PAGE (page), ADW_PREFERENCES_GROUP (sandbox));
   adw_preferences_group_set_title (ADW_PREFERENCES_GROUP (facts), _ ("Facts"));
   adw_preferences_group_set_header_suffix (
       ADW_PREFERENCES_GROUP (facts),

@@ -2,6 +2,7 @@
 #include "app/cli/cli.h"
 
 #include "app/cli/cli-json.h"
+#include "app/quire-flatpak-gpu.h"
 #include "app/quire-paths.h"
 
 typedef struct
@@ -266,6 +267,47 @@ append_model (GString *json, const qe_model_info *m)
   g_string_append_printf (json, ", \"top_k\": %u}", m->top_k);
 }
 
+/* In a Flatpak there are reasons that the engine cannot know. */
+static void
+append_flatpak_problems (GString *json)
+{
+  const GPtrArray *problems = quire_flatpak_gpu_get_problems ();
+
+  if (problems == NULL)
+    return;
+  g_string_append (json, ", \"flatpak_problems\": [");
+  for (guint i = 0; i < problems->len; i++)
+    {
+      const QuireFlatpakGpuProblem *problem = g_ptr_array_index (problems, i);
+
+      g_string_append_printf (json, "%s{\"cause\": \"%s\", \"reason\": ", i > 0 ? ", " : "",
+                              quire_flatpak_gpu_cause_name (problem->cause));
+      quire_json_add_string (json, problem->reason, -1);
+      if (problem->command != NULL)
+        {
+          g_string_append (json, ", \"command\": ");
+          quire_json_add_string (json, problem->command, -1);
+        }
+      g_string_append_c (json, '}');
+    }
+  g_string_append_c (json, ']');
+}
+
+static void
+print_flatpak_problems (void)
+{
+  const GPtrArray *problems = quire_flatpak_gpu_get_problems ();
+
+  for (guint i = 0; problems != NULL && i < problems->len; i++)
+    {
+      const QuireFlatpakGpuProblem *problem = g_ptr_array_index (problems, i);
+
+      printf ("        %s\n", problem->reason);
+      if (problem->command != NULL)
+        printf ("          %s\n", problem->command);
+    }
+}
+
 static void
 print_text (const GPtrArray *backends, const GPtrArray *devices, const qe_model_info *m,
             const qe_memory_plan *plan, const qe_cache_config *cache)
@@ -277,6 +319,8 @@ print_text (const GPtrArray *backends, const GPtrArray *devices, const qe_model_
 
       printf ("  %-5s %s%s\n", b->name, b->reason == NULL ? "" : "not available: ",
               b->reason == NULL ? b->device : b->reason);
+      if (b->reason != NULL && strcmp (b->name, "cuda") == 0)
+        print_flatpak_problems ();
     }
   if (devices->len > 0)
     printf ("\nGraphics cards\n");
@@ -336,6 +380,7 @@ run (const Options *o)
       append_backends (json, backends);
       g_string_append (json, ", ");
       append_devices (json, devices);
+      append_flatpak_problems (json);
       if (plan != NULL)
         {
           g_string_append (json, ", \"memory\": ");

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs a program on a display of its own, with a session bus and settings of its own. Exit 77 (skipped) where the tools
+# Runs a program on a display of its own, with a session bus and settings of its own. Skips (a TAP plan that says why) where the tools
 # for that are not there.   run-headless.sh PROGRAM [ARGS]
 set -u
 for tool in Xvfb dbus-run-session xdotool; do
-    command -v "$tool" >/dev/null || { echo "1..0 # SKIP $tool is not installed"; exit 77; }
+    command -v "$tool" >/dev/null || { echo "1..0 # SKIP $tool is not installed"; exit 0; }
 done
 
 dir=$(mktemp -d)
@@ -20,10 +20,10 @@ Xvfb -displayfd 3 -screen 0 "${QUIRE_TEST_SCREEN:-1200x800}x24" -nolisten tcp 3>
 xvfb=$!
 for _ in $(seq 100); do
     [ -s "$dir/display" ] && break
-    kill -0 "$xvfb" 2>/dev/null || { sed 's/^/# /' "$dir/xvfb.log"; echo "1..0 # SKIP no X server"; exit 77; }
+    kill -0 "$xvfb" 2>/dev/null || { sed 's/^/# /' "$dir/xvfb.log"; echo "1..0 # SKIP no X server"; exit 0; }
     sleep 0.1
 done
-[ -s "$dir/display" ] || { echo "1..0 # SKIP the X server did not start"; exit 77; }
+[ -s "$dir/display" ] || { echo "1..0 # SKIP the X server did not start"; exit 0; }
 
 DISPLAY=":$(cat "$dir/display")"
 export DISPLAY

@@ -401,10 +401,10 @@ static void test_unusable_directory(void)
     expect_no_store(deep, QE_ERROR_FILE, "cannot be made");
     pid_t child = fork(); /* as somebody who may not */
     if (child == 0) {
-        if (getuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0))
-            _exit(77);
-        if (getuid() != 65534)
+        if (getuid() != 0)
             g_chmod(s.dir, 0);
+        else if (setgid(65534) != 0 || setuid(65534) != 0)
+            _exit(77);
         expect_no_store(s.dir, QE_ERROR_FILE, "denied");
         _exit(0);
     }

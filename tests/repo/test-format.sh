@@ -20,7 +20,7 @@ else
     fi
 fi
 shopt -s nullglob
-for s in dev .ci/run tests/repo/*.sh tests/*.sh tests/app/*.sh tests/bench/*.sh data/screenshots/take.sh tests/gpu/run tests/gpu/pack; do bash -n "$s" || scripts=1; done
+for s in dev .ci/run tests/repo/*.sh tests/*.sh tests/app/*.sh tests/bench/*.sh data/screenshots/take.sh tests/gpu/run tests/gpu/pack flatpak/build flatpak/standin flatpak/*.sh; do bash -n "$s" || scripts=1; done
 [ -z "${scripts:-}" ] && echo "ok 2 - scripts parse" || { echo "not ok 2 - scripts parse"; bad=1; }
 # shellcheck disable=SC2086
 hits=$(grep -nE '"/(home|work|root|mnt)/' $sources meson.build dev .ci/run README.md 2>/dev/null | head -n 10)
