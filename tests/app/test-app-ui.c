@@ -396,6 +396,9 @@ static void test_rtl(void)
  * another engine, and the chat goes on. */
 static void test_preferences(void)
 {
+    /* What tests before this one have set is in force first. */
+    quire_application_apply_settings(application);
+    wait_for("a model", is_ready, NULL);
     open_window(900, 600);
     say("My name is Oda.", 2);
     wait_for("the reply", is_idle, NULL);
