@@ -23,6 +23,7 @@
 static gboolean use_mock;
 static qk_backend *last_mock; /* borrowed: the engine's */
 static guint n_opened;
+static gint held; /* the device is not there yet: a load that takes its time */
 
 qe_engine *__real_qe_engine_new(const qe_engine_options *options, GError **error);
 qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error);
@@ -32,6 +33,8 @@ static qk_status open_mock(void *user, qk_backend **out, char *error, size_t err
     qk_mock_options options = {.n_threads = 1, .memory_bytes = 1ull << 30};
     qk_status status = qk_mock_open(&options, out, error, error_size);
 
+    while (g_atomic_int_get(&held))
+        g_usleep(1000);
     last_mock = *out;
     n_opened++;
     return status;
@@ -213,6 +216,21 @@ static QuireModelsWindow *models(void)
     return NULL;
 }
 
+static GtkWidget *find_button(GtkWidget *root, const char *label)
+{
+    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0 &&
+        gtk_widget_get_mapped(root))
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find_button(child, label);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
 static gboolean has_models(gpointer wanted)
 {
     return (models() != NULL) == GPOINTER_TO_INT(wanted);
@@ -338,6 +356,32 @@ static void test_window(void)
     g_settings_reset(quire_settings_get_default(), "model-folders");
     g_settings_reset(quire_settings_get_default(), "model-folder");
     remove_tree(root);
+}
+
+/* A load shows that it goes on, and can be given up. */
+static void test_loading(void)
+{
+    g_autofree char *shipped = g_canonicalize_filename(g_getenv("QUIRE_TEST_MODEL"), NULL);
+
+    open_window(900, 600);
+    use_mock = TRUE;
+    g_atomic_int_set(&held, 1);
+    quire_application_restart_engine(application);
+    wait_for("a load", state_is, GINT_TO_POINTER(QE_ENGINE_LOADING));
+    open_models();
+    wait_says(shipped, "Loading…");
+    wait_ms(700);
+    screenshot("models-14-loading.png");
+    g_assert_nonnull(find_button(GTK_WIDGET(models()), "Cancel"));
+    g_signal_emit_by_name(find_button(GTK_WIDGET(models()), "Cancel"), "clicked");
+    wait_for("no model", state_is, GINT_TO_POINTER(QE_ENGINE_EMPTY));
+    g_atomic_int_set(&held, 0);
+    wait_says(shipped, "fits: ");
+    g_signal_emit_by_name(find_row(GTK_WIDGET(models()), shipped), "load");
+    wait_for("the model", is_loaded_from, shipped);
+    close_window();
+    g_settings_reset(quire_settings_get_default(), "model-folder");
+    set_mock(FALSE);
 }
 
 /* ---- A chat of another model ---- */
@@ -510,21 +554,6 @@ static void test_idle(void)
     quire_engine_client_recover(client());
     wait_for("a model", is_ready, NULL);
     close_window();
-}
-
-static GtkWidget *find_button(GtkWidget *root, const char *label)
-{
-    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0 &&
-        gtk_widget_get_mapped(root))
-        return root;
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
-         child = gtk_widget_get_next_sibling(child)) {
-        GtkWidget *found = find_button(child, label);
-
-        if (found != NULL)
-            return found;
-    }
-    return NULL;
 }
 
 static gboolean has_try_again(gpointer data)
@@ -791,6 +820,7 @@ static void add_tests(void)
 {
     g_test_add_func("/app/models/facts", test_facts);
     g_test_add_func("/app/models/window", test_window);
+    g_test_add_func("/app/models/loading", test_loading);
     g_test_add_func("/app/models/other-model", test_other_model);
     g_test_add_func("/app/models/limits", test_limits);
     g_test_add_func("/app/models/empty", test_empty);
