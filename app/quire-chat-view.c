@@ -50,7 +50,8 @@ struct _QuireChatView
 
   guint tick_id, timer_id, follow_id, draft_id;
   gboolean stick;
-  gboolean growing; /* the adjustment changes by itself */
+  gboolean ask_again; /* once the model is there */
+  gboolean growing;   /* the adjustment changes by itself */
 };
 
 G_DEFINE_FINAL_TYPE (QuireChatView, quire_chat_view, GTK_TYPE_BOX)
@@ -199,6 +200,11 @@ update_actions (QuireChatView *self)
     g_simple_action_set_enabled (
         G_SIMPLE_ACTION (g_action_map_lookup_action (G_ACTION_MAP (self->actions), states[i].name)),
         states[i].enabled);
+  if (self->ask_again && ready && !running)
+    {
+      self->ask_again = FALSE;
+      g_action_group_activate_action (G_ACTION_GROUP (self->actions), "regenerate", NULL);
+    }
 }
 
 /* What the model does not see is dimmed, and a line under it says so. */
@@ -325,6 +331,22 @@ regenerate_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 
   if (begin_turn_at_message (self, &settings))
     quire_conversation_regenerate (self->conversation, &settings);
+}
+
+/* After a lost device: the model comes back, then the turn that failed is asked for again. */
+static void
+recover_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  QuireEngineClient *client = quire_conversation_get_client (self->conversation);
+
+  if (quire_engine_client_is_ready (client))
+    g_action_group_activate_action (G_ACTION_GROUP (self->actions), "regenerate", NULL);
+  else
+    {
+      self->ask_again = TRUE;
+      quire_engine_client_recover (client);
+    }
 }
 
 static void
@@ -845,6 +867,7 @@ quire_chat_view_init (QuireChatView *self)
 {
   const GActionEntry entries[] = {
     { "regenerate", regenerate_cb, NULL, NULL, NULL, { 0 } },
+    { "recover", recover_cb, NULL, NULL, NULL, { 0 } },
     { "continue", continue_cb, NULL, NULL, NULL, { 0 } },
     { "edit", edit_cb, "u", NULL, NULL, { 0 } },
     { "send-edit", send_edit_cb, "(us)", NULL, NULL, { 0 } },

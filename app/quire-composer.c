@@ -190,14 +190,15 @@ update_button (QuireComposer *self)
 static void
 update_placeholder (QuireComposer *self)
 {
-  gboolean ready
-      = quire_engine_client_is_ready (quire_conversation_get_client (self->conversation));
+  qe_engine_state state
+      = quire_engine_client_get_status (quire_conversation_get_client (self->conversation))->state;
 
   gtk_widget_set_visible (self->placeholder,
                           gtk_text_buffer_get_char_count (self->buffer) == 0 && !self->composing);
-  gtk_label_set_text (GTK_LABEL (self->placeholder), ready || is_asleep (self)
-                                                         ? _ ("Write a message")
-                                                         : _ ("Choose a model to start"));
+  gtk_label_set_text (GTK_LABEL (self->placeholder),
+                      state == QE_ENGINE_EMPTY || state == QE_ENGINE_FAILED
+                          ? _ ("Choose a model to start")
+                          : _ ("Write a message"));
 }
 
 /* ---- Hints ---- */

@@ -156,12 +156,6 @@ quire_conversation_is_loaded (QuireConversation *self)
   return self->loaded;
 }
 
-GPtrArray *
-quire_conversation_get_nodes (QuireConversation *self)
-{
-  return quire_tree_get_nodes (self->tree);
-}
-
 /* Of several, the first in the prompt is the one that costs. */
 static void
 add_cause (QuireConversation *self, QuireCause cause, guint at)

@@ -81,8 +81,6 @@ guint quire_conversation_get_n_context (QuireConversation *self);
 GArray *quire_conversation_dup_last_prompt (QuireConversation *self);
 /* The last reply, or NULL. Borrowed. */
 QuireMessage *quire_conversation_get_last_reply (QuireConversation *self);
-/* All versions, by number; for export and import. Borrowed (element-type QuireMessage). */
-GPtrArray *quire_conversation_get_nodes (QuireConversation *self);
 
 /* Adds the user's message and an empty reply, and asks the engine. What goes wrong shows as the reply's failure; only
  * refusals leave the conversation as it was: FALSE when a reply runs or no model is ready. */

@@ -9,6 +9,7 @@
 #include "app/quire-flatpak-gpu.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-versions.h"
 
 #define LOADING_AFTER_MS 400
 
@@ -35,10 +36,7 @@ static void
 set_button (GtkWidget *button, const char *label, const char *action)
 {
   gtk_widget_set_visible (button, label != NULL);
-  /* A name and the target of another action do not go together. */
-  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), NULL);
-  gtk_actionable_set_action_target_value (GTK_ACTIONABLE (button), NULL);
-  gtk_actionable_set_detailed_action_name (GTK_ACTIONABLE (button), action);
+  quire_button_set_action (button, action);
   if (label != NULL)
     gtk_button_set_label (GTK_BUTTON (button), label);
 }

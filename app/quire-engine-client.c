@@ -283,6 +283,8 @@ quire_engine_client_unload (QuireEngineClient *self)
     return;
   g_signal_emit (self, signals[SESSIONS_LOST], 0);
   qe_engine_unload (self->engine);
+  /* It is given up at once, though the engine's thread may be busy with a load for a while yet. */
+  wake (self->wake);
 }
 
 void
@@ -295,8 +297,10 @@ quire_engine_client_set_cache (QuireEngineClient *self, guint64 bytes)
 void
 quire_engine_client_recover (QuireEngineClient *self)
 {
-  if (self->engine != NULL)
-    qe_engine_recover (self->engine);
+  if (self->engine == NULL)
+    return;
+  qe_engine_recover (self->engine);
+  wake (self->wake);
 }
 
 void

@@ -288,7 +288,7 @@ error_words (QuireMessage *message, const char **button, const char **action)
     {
     case QE_ERROR_DEVICE_LOST:
       *button = _ ("Reload Model");
-      *action = "win.recover";
+      *action = "chat.recover";
       break;
     case QE_ERROR_NO_MEMORY:
       *button = _ ("Limits…");
@@ -320,7 +320,11 @@ update_error (QuireMessageRow *self)
   icon = gtk_image_new_from_icon_name ("dialog-error-symbolic");
   gtk_widget_add_css_class (icon, "error");
   gtk_box_append (GTK_BOX (self->error), icon);
-  label = gtk_label_new (reply->error);
+  /* The driver's words are for those who look for them. */
+  label = gtk_label_new (reply->error_code == QE_ERROR_DEVICE_LOST
+                             ? _ ("The GPU was lost. The conversation is safe.")
+                             : reply->error);
+  gtk_widget_set_tooltip_text (label, reply->error);
   gtk_label_set_wrap (GTK_LABEL (label), TRUE);
   gtk_label_set_wrap_mode (GTK_LABEL (label), PANGO_WRAP_WORD_CHAR);
   gtk_label_set_xalign (GTK_LABEL (label), 0);

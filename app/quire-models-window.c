@@ -252,7 +252,7 @@ quire_models_window_init (QuireModelsWindow *self)
   gtk_box_append (GTK_BOX (box), header_new (self));
 
   self->current = ADW_PREFERENCES_GROUP (adw_preferences_group_new ());
-  adw_preferences_group_set_title (self->current, _ ("Loaded"));
+  adw_preferences_group_set_title (self->current, _ ("In Use"));
   adw_preferences_group_set_header_suffix (self->current, self->release);
   self->others = ADW_PREFERENCES_GROUP (adw_preferences_group_new ());
   adw_preferences_group_set_title (self->others, _ ("On This Computer"));

@@ -7,6 +7,7 @@
 #include <glib/gi18n.h>
 
 #include "app/quire-format.h"
+#include "app/quire-versions.h"
 
 #define BAR_HEIGHT_PX 8
 #define BAR_RADIUS_PX 4
@@ -185,10 +186,7 @@ set_button (QuireTierRow *self, const char *label, const char *name, const char 
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->button), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   name, -1);
   gtk_widget_set_tooltip_text (self->button, name);
-  /* A name and the target of another action do not go together. */
-  gtk_actionable_set_action_name (GTK_ACTIONABLE (self->button), NULL);
-  gtk_actionable_set_action_target_value (GTK_ACTIONABLE (self->button), NULL);
-  gtk_actionable_set_detailed_action_name (GTK_ACTIONABLE (self->button), action);
+  quire_button_set_action (self->button, action);
 }
 
 static const char *

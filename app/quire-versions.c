@@ -29,6 +29,19 @@ update (QuireVersions *self)
   gtk_widget_set_visible (GTK_WIDGET (self), n > 1);
 }
 
+void
+quire_button_set_action (GtkWidget *button, const char *action)
+{
+  g_autoptr (GVariant) target = NULL;
+  g_autofree char *name = NULL;
+
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), NULL);
+  if (action == NULL || !g_action_parse_detailed_name (action, &name, &target, NULL))
+    return;
+  gtk_actionable_set_action_target_value (GTK_ACTIONABLE (button), target);
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (button), name);
+}
+
 GtkWidget *
 quire_icon_button_new (const char *icon, const char *tooltip, const char *action, GVariant *target)
 {

@@ -14,4 +14,8 @@ GtkWidget *quire_versions_new (QuireMessage *message);
 GtkWidget *quire_icon_button_new (const char *icon, const char *tooltip, const char *action,
                                   GVariant *target);
 
+/* Gives a button another action, of the detailed name @action; NULL: none. Unlike GTK's function of that kind it may be done
+ * to a button that is shown: no name meets the target of another action in between. */
+void quire_button_set_action (GtkWidget *button, const char *action);
+
 G_END_DECLS

@@ -470,6 +470,9 @@ quire_window_dispose (GObject *object)
   g_clear_handle_id (&self->tabs_id, g_source_remove);
   g_queue_clear_full (&self->parked, g_object_unref);
   g_clear_object (&self->history);
+  /* A window above this one goes with it, and may change the engine as it does. */
+  if (self->client != NULL)
+    g_signal_handlers_disconnect_by_data (self->client, self);
   g_clear_object (&self->client);
   G_OBJECT_CLASS (quire_window_parent_class)->dispose (object);
 }

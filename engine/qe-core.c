@@ -855,7 +855,7 @@ bool qe_core_publish(qe_core *core)
     qe_stats_input input = {
         .pools = core->pools,
         .is_host = !core->backend || core->is_host,
-        .cpu_reason = core->cpu_reason,
+        .cpu_reason = core->lost && !core->is_host ? core->lost->message : core->cpu_reason,
         .device = core->device_looked ? &core->device_info : NULL,
         .weights = core->weight_bytes,
         .workspace = core->workspace_bytes,

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "app/quire-message-row.h"
+#include "app/quire-model-bar.h"
 #include "app/quire-paths.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar.h"
@@ -424,18 +425,20 @@ static void test_restore(void)
     close_window();
 }
 
+static QuireModelBar *model_bar(void)
+{
+    return QUIRE_MODEL_BAR(find(GTK_WIDGET(quire_window_get_chat(window)), QUIRE_TYPE_MODEL_BAR));
+}
+
 static gboolean shows_bar(gpointer wanted)
 {
-    GtkWidget *bar = find(GTK_WIDGET(quire_window_get_chat(window)), GTK_TYPE_INFO_BAR);
-
-    return gtk_widget_get_visible(bar) == GPOINTER_TO_INT(wanted);
+    return gtk_widget_get_visible(GTK_WIDGET(model_bar())) == GPOINTER_TO_INT(wanted);
 }
 
 /* A chat that another model wrote says so; going on is the user's choice, and is recorded. */
 static void test_other_model(void)
 {
     QuireStoredChat *chat;
-    GtkWidget *bar;
 
     open_window(900, 600);
     say("My name is Una.", 2);
@@ -454,8 +457,7 @@ static void test_other_model(void)
     wait_for("the bar", shows_bar, GINT_TO_POINTER(TRUE));
     wait_ms(300);
     screenshot("history-13-other-model.png");
-    bar = find(GTK_WIDGET(quire_window_get_chat(window)), GTK_TYPE_INFO_BAR);
-    gtk_info_bar_response(GTK_INFO_BAR(bar), GTK_RESPONSE_ACCEPT);
+    quire_model_bar_continue(model_bar());
     g_assert_true(shows_bar(GINT_TO_POINTER(FALSE)));
     say("What is my name?", 4);
     wait_for("the reply", is_idle, NULL);

@@ -22,17 +22,21 @@
 
 static gboolean use_mock;
 static qk_backend *last_mock; /* borrowed: the engine's */
-static uint32_t lose_at;
+static guint n_opened;
+static gint held; /* the device is not there yet: a load that takes its time */
 
 qe_engine *__real_qe_engine_new(const qe_engine_options *options, GError **error);
 qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error);
 
 static qk_status open_mock(void *user, qk_backend **out, char *error, size_t error_size)
 {
-    qk_mock_options options = {.n_threads = 1, .memory_bytes = 1ull << 30, .lose_at = lose_at};
+    qk_mock_options options = {.n_threads = 1, .memory_bytes = 1ull << 30};
     qk_status status = qk_mock_open(&options, out, error, error_size);
 
+    while (g_atomic_int_get(&held))
+        g_usleep(1000);
     last_mock = *out;
+    n_opened++;
     return status;
 }
 
@@ -212,6 +216,21 @@ static QuireModelsWindow *models(void)
     return NULL;
 }
 
+static GtkWidget *find_button(GtkWidget *root, const char *label)
+{
+    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0 &&
+        gtk_widget_get_mapped(root))
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find_button(child, label);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
 static gboolean has_models(gpointer wanted)
 {
     return (models() != NULL) == GPOINTER_TO_INT(wanted);
@@ -337,6 +356,32 @@ static void test_window(void)
     g_settings_reset(quire_settings_get_default(), "model-folders");
     g_settings_reset(quire_settings_get_default(), "model-folder");
     remove_tree(root);
+}
+
+/* A load shows that it goes on, and can be given up. */
+static void test_loading(void)
+{
+    g_autofree char *shipped = g_canonicalize_filename(g_getenv("QUIRE_TEST_MODEL"), NULL);
+
+    open_window(900, 600);
+    use_mock = TRUE;
+    g_atomic_int_set(&held, 1);
+    quire_application_restart_engine(application);
+    wait_for("a load", state_is, GINT_TO_POINTER(QE_ENGINE_LOADING));
+    open_models();
+    wait_says(shipped, "Loading…");
+    wait_ms(700);
+    screenshot("models-14-loading.png");
+    g_assert_nonnull(find_button(GTK_WIDGET(models()), "Cancel"));
+    g_signal_emit_by_name(find_button(GTK_WIDGET(models()), "Cancel"), "clicked");
+    wait_for("no model", state_is, GINT_TO_POINTER(QE_ENGINE_EMPTY));
+    g_atomic_int_set(&held, 0);
+    wait_says(shipped, "fits: ");
+    g_signal_emit_by_name(find_row(GTK_WIDGET(models()), shipped), "load");
+    wait_for("the model", is_loaded_from, shipped);
+    close_window();
+    g_settings_reset(quire_settings_get_default(), "model-folder");
+    set_mock(FALSE);
 }
 
 /* ---- A chat of another model ---- */
@@ -492,6 +537,7 @@ static void test_release(void)
     g_assert_true(is_ready(NULL));
     g_assert_cmpuint(receipt()->n_reused, >, 0);
     close_window();
+    set_mock(FALSE);
 }
 
 static void test_idle(void)
@@ -510,24 +556,16 @@ static void test_idle(void)
     close_window();
 }
 
-static GtkWidget *find_button(GtkWidget *root, const char *label)
-{
-    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0 &&
-        gtk_widget_get_mapped(root))
-        return root;
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
-         child = gtk_widget_get_next_sibling(child)) {
-        GtkWidget *found = find_button(child, label);
-
-        if (found != NULL)
-            return found;
-    }
-    return NULL;
-}
-
 static gboolean has_try_again(gpointer data)
 {
     return last_row() != NULL && find_button(last_row(), data) != NULL;
+}
+
+static gboolean is_done(gpointer data)
+{
+    QuireMessage *reply = quire_conversation_get_last_reply(conversation());
+
+    return reply != NULL && quire_message_get_state(reply) == QUIRE_REPLY_DONE;
 }
 
 /* The device goes in the middle of a reply: its place says so, one button brings the model back, the chat goes on. */
@@ -535,6 +573,7 @@ static void test_lost(void)
 {
     GtkWidget *button;
 
+    set_mock(TRUE);
     open_window(900, 600);
     say("My name is Oda.", 2);
     wait_for("the reply", is_idle, NULL);
@@ -548,14 +587,18 @@ static void test_lost(void)
     button = find_button(last_row(), "Reload Model");
     g_signal_emit_by_name(button, "clicked");
     wait_for("a model", is_ready, NULL);
-    gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.regenerate", NULL);
-    wait_for("the reply", is_idle, NULL);
+    wait_for("the whole reply", is_done, NULL);
     {
         g_autofree char *reply = dup_reply();
+        g_autofree char *want = dup_cli_reply(
+            "[{\"role\": \"user\", \"content\": \"My name is Oda.\"}, "
+            "{\"role\": \"assistant\", \"content\": \"Nice to meet you, Oda! How can I help?\"}, "
+            "{\"role\": \"user\", \"content\": \"Tell me a story.\"}]");
 
-        g_assert_cmpuint(strlen(reply), >, 0);
+        g_assert_cmpstr(reply, ==, want);
     }
     close_window();
+    set_mock(FALSE);
 }
 
 static gboolean owns_name(gpointer data)
@@ -570,7 +613,7 @@ static void owned_cb(GDBusConnection *bus, const char *name, gpointer data)
 
 static gboolean was_opened_again(gpointer before)
 {
-    return last_mock != before && is_ready(NULL);
+    return n_opened > GPOINTER_TO_UINT(before) && is_ready(NULL);
 }
 
 /* The machine slept and its card did not come back: the device is asked after the sleep, and loaded again by itself. */
@@ -578,9 +621,11 @@ static void test_sleep(void)
 {
     gboolean owned = FALSE;
     g_autoptr(GDBusConnection) bus = g_bus_get_sync(G_BUS_TYPE_SYSTEM, NULL, NULL);
-    qk_backend *before = last_mock;
+    guint before;
     guint id;
 
+    set_mock(TRUE);
+    before = n_opened;
     g_assert_nonnull(bus);
     id = g_bus_own_name_on_connection(
         bus, "org.freedesktop.login1", G_BUS_NAME_OWNER_FLAGS_NONE, owned_cb, NULL, &owned, NULL);
@@ -593,7 +638,7 @@ static void test_sleep(void)
     for (int sleeps = 1; sleeps >= 0; sleeps--)
         g_assert_true(g_dbus_connection_emit_signal(bus, NULL, "/org/freedesktop/login1",
             "org.freedesktop.login1.Manager", "PrepareForSleep", g_variant_new("(b)", sleeps), NULL));
-    wait_for("the card again", was_opened_again, before);
+    wait_for("the card again", was_opened_again, GUINT_TO_POINTER(before));
     say("What is my name?", 4);
     wait_for("the reply", is_idle, NULL);
     {
@@ -775,6 +820,7 @@ static void add_tests(void)
 {
     g_test_add_func("/app/models/facts", test_facts);
     g_test_add_func("/app/models/window", test_window);
+    g_test_add_func("/app/models/loading", test_loading);
     g_test_add_func("/app/models/other-model", test_other_model);
     g_test_add_func("/app/models/limits", test_limits);
     g_test_add_func("/app/models/empty", test_empty);

@@ -396,6 +396,9 @@ static void test_rtl(void)
  * another engine, and the chat goes on. */
 static void test_preferences(void)
 {
+    /* What tests before this one have set is in force first. */
+    quire_application_apply_settings(application);
+    wait_for("a model", is_ready, NULL);
     open_window(900, 600);
     say("My name is Oda.", 2);
     wait_for("the reply", is_idle, NULL);
@@ -425,6 +428,8 @@ static void test_preferences(void)
     }
     g_settings_reset(quire_settings_get_default(), "cache-mib");
     g_settings_set_uint(quire_settings_get_default(), "threads", 1);
+    quire_application_apply_settings(application);
+    wait_for("a model", is_ready, NULL);
     /* The window goes while preferences are open above it. */
     key("ctrl+comma");
     wait_for("preferences", has_preferences, GINT_TO_POINTER(TRUE));
