@@ -166,6 +166,16 @@ static void test_attachments(void)
     g_assert_cmpuint(n_text, ==, strlen("What is\nthis?"));
     g_assert_cmpstr(text, ==, "What is\nthis?");
 
+    {
+        guint n_known;
+        g_autofree char *rest = quire_attachments_compose_uncounted(files, "What is\nthis?", &n_known);
+
+        g_assert_cmpuint(n_known, ==, 5);
+        g_assert_null(strstr(rest, "one\ntwo"));
+        g_assert_nonnull(strstr(rest, tricky));
+        g_assert_true(g_str_has_suffix(rest, "What is\nthis?"));
+    }
+
     /* Every cut of it is read without harm, and what is no file is text. */
     for (gsize n = 0; n <= strlen(message); n++) {
         g_autofree char *cut = g_strndup(message, n);
