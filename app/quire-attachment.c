@@ -187,8 +187,8 @@ quire_attachments_new (void)
   return g_ptr_array_new_with_free_func ((GDestroyNotify)quire_attachment_free);
 }
 
-char *
-quire_attachments_compose (GPtrArray *attachments, const char *text)
+static char *
+compose (GPtrArray *attachments, const char *text, gboolean counted)
 {
   GString *out = g_string_new (NULL);
 
@@ -201,13 +201,29 @@ quire_attachments_compose (GPtrArray *attachments, const char *text)
       if (a->n_tokens > 0)
         g_string_append_printf (out, " tokens=\"%u\"", a->n_tokens);
       g_string_append (out, ">\n");
-      g_string_append_len (out, a->text, (gssize)a->n_bytes);
+      if (counted || a->n_tokens == 0)
+        g_string_append_len (out, a->text, (gssize)a->n_bytes);
       g_string_append (out, tail);
     }
   if (attachments->len > 0)
     g_string_append_c (out, '\n');
   g_string_append (out, text);
   return g_string_free (out, FALSE);
+}
+
+char *
+quire_attachments_compose (GPtrArray *attachments, const char *text)
+{
+  return compose (attachments, text, TRUE);
+}
+
+char *
+quire_attachments_compose_uncounted (GPtrArray *attachments, const char *text, guint *n_known)
+{
+  *n_known = 0;
+  for (guint i = 0; i < attachments->len; i++)
+    *n_known += ((QuireAttachment *)g_ptr_array_index (attachments, i))->n_tokens;
+  return compose (attachments, text, FALSE);
 }
 
 /* Reads  WORD"number"  at @at, which moves behind it. */

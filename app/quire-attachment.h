@@ -39,6 +39,10 @@ QuireAttachment *quire_attachment_read_finish (GAsyncResult *result, GError **er
 GPtrArray *quire_attachments_new (void);
 /* The message's text. Returns: owned. */
 char *quire_attachments_compose (GPtrArray *attachments, const char *text);
+/* What is to be counted of it: files whose tokens are known are left out, save their frames, and these tokens are added to
+ * @n_known. Returns: owned. */
+char *quire_attachments_compose_uncounted (GPtrArray *attachments, const char *text,
+                                           guint *n_known);
 /* What quire_attachments_compose() made, apart again. @text: set to what the user wrote, borrowed from @message. Returns: owned,
  * empty for a message without files. */
 GPtrArray *quire_attachments_split (const char *message, gsize n_bytes, const char **text,

@@ -53,6 +53,7 @@ struct _QuireComposer
   guint scroll_id;
   GCancellable *counting;
   gssize n_draft; /* tokens; -1: not known */
+  guint n_files;  /* of these, its files', as of the last count */
   guint n_used;   /* tokens of the session */
   GCancellable *counting_system;
   guint n_system; /* of these, the system prompt's */
@@ -71,14 +72,20 @@ enum
 };
 static guint signals[N_SIGNALS];
 
+static char *
+dup_written (QuireComposer *self)
+{
+  GtkTextIter start, end;
+
+  gtk_text_buffer_get_bounds (self->buffer, &start, &end);
+  return gtk_text_buffer_get_text (self->buffer, &start, &end, FALSE);
+}
+
 char *
 quire_composer_dup_text (QuireComposer *self)
 {
-  GtkTextIter start, end;
-  g_autofree char *text = NULL;
+  g_autofree char *text = dup_written (self);
 
-  gtk_text_buffer_get_bounds (self->buffer, &start, &end);
-  text = gtk_text_buffer_get_text (self->buffer, &start, &end, FALSE);
   return quire_attachments_compose (self->attachments, text);
 }
 
@@ -240,16 +247,19 @@ counted_cb (GObject *source, GAsyncResult *result, gpointer user_data)
 
   if (g_error_matches (error, G_IO_ERROR, G_IO_ERROR_CANCELLED) || self->conversation == NULL)
     return;
-  self->n_draft = n;
+  self->n_draft = n >= 0 ? n + self->n_files : n;
   update_tokens (self);
   update_button (self);
 }
 
+/* Files were counted when they came: a large one is not read again with each key. */
 static gboolean
 count_cb (gpointer user_data)
 {
   QuireComposer *self = user_data;
-  g_autofree char *text = quire_composer_dup_text (self);
+  g_autofree char *written = dup_written (self);
+  g_autofree char *text
+      = quire_attachments_compose_uncounted (self->attachments, written, &self->n_files);
 
   self->count_id = 0;
   self->counting = g_cancellable_new ();

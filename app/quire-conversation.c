@@ -585,16 +585,20 @@ title_cb (const char *text, const qe_receipt *receipt, gpointer user_data)
     quire_conversation_set_title (self, title, QUIRE_TITLE_MODEL);
 }
 
-/* After the first reply, on a fork of the session: it costs the conversation nothing. */
+/* After the first reply, on a fork of the session: it costs the conversation nothing. In a mode that keeps nothing between
+ * turns it would cost all of it, and the first words have to do. */
 static void
 ask_title (QuireConversation *self)
 {
+  qe_cache_mode mode = quire_conversation_get_cache_mode (self);
   const QuireAsideQuestion question = { .session = self->session,
                                         .keep_messages = QE_KEEP_ALL,
                                         .question = quire_title_question (),
                                         .max_tokens = QUIRE_TITLE_TOKENS_MAX,
                                         .yields = TRUE };
 
+  if (mode == QE_CACHE_REBUILD || mode == QE_CACHE_PAGED)
+    return;
   if (!self->settings.auto_title || self->title != NULL || self->session == 0 || !self->in_step
       || stored (self)->title_source != QUIRE_TITLE_WORDS
       || quire_tree_get_path (self->tree)->len != 2)

@@ -710,19 +710,25 @@ formula_free (gpointer data)
   g_free (formula);
 }
 
-/* Where @close is, before an empty line; NULL when it is not. */
+/* Where @close is, before an empty line; NULL when it is not. @none: up to there none is, as an earlier call found: so a text of
+ * nothing but openings is read once, not once for each. */
 static const char *
-find_close (const char *at, const char *close, gsize n_max)
+find_close (const char *at, const char *close, const char **none)
 {
-  for (const char *p = at; *p != '\0' && (gsize)(p - at) <= n_max; p++)
+  const char *p;
+
+  if (at < *none)
+    return NULL;
+  for (p = at; *p != '\0' && p - at <= QUIRE_MATH_BYTES_MAX; p++)
     {
       if (p[0] == '\n' && p[1 + strspn (p + 1, " \t")] == '\n')
-        return NULL;
+        break;
       if (strncmp (p, close, strlen (close)) == 0)
         return p;
       if (*p == '\\' && p[1] != '\0')
         p++;
     }
+  *none = p;
   return NULL;
 }
 
@@ -834,7 +840,7 @@ char *
 quire_math_extract (const char *text, GPtrArray **formulas)
 {
   GString *out = g_string_sized_new (strlen (text));
-  const char *p = text;
+  const char *p = text, *none[3] = { text, text, text };
 
   *formulas = g_ptr_array_new_with_free_func (formula_free);
   while (*p != '\0')
@@ -865,7 +871,7 @@ quire_math_extract (const char *text, GPtrArray **formulas)
         }
       if (p[0] == '\\' && (p[1] == '(' || p[1] == '['))
         {
-          end = find_close (p + 2, p[1] == '(' ? "\\)" : "\\]", QUIRE_MATH_BYTES_MAX);
+          end = find_close (p + 2, p[1] == '(' ? "\\)" : "\\]", &none[p[1] == '(']);
           if (end != NULL && end > p + 2)
             {
               add_formula (out, *formulas, p + 2, end, p[1] == '[');
@@ -875,7 +881,7 @@ quire_math_extract (const char *text, GPtrArray **formulas)
         }
       else if (p[0] == '$' && p[1] == '$')
         {
-          end = find_close (p + 2, "$$", QUIRE_MATH_BYTES_MAX);
+          end = find_close (p + 2, "$$", &none[2]);
           if (end != NULL && end > p + 2)
             {
               add_formula (out, *formulas, p + 2, end, TRUE);

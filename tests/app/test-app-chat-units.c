@@ -166,6 +166,16 @@ static void test_attachments(void)
     g_assert_cmpuint(n_text, ==, strlen("What is\nthis?"));
     g_assert_cmpstr(text, ==, "What is\nthis?");
 
+    {
+        guint n_known;
+        g_autofree char *rest = quire_attachments_compose_uncounted(files, "What is\nthis?", &n_known);
+
+        g_assert_cmpuint(n_known, ==, 5);
+        g_assert_null(strstr(rest, "one\ntwo"));
+        g_assert_nonnull(strstr(rest, tricky));
+        g_assert_true(g_str_has_suffix(rest, "What is\nthis?"));
+    }
+
     /* Every cut of it is read without harm, and what is no file is text. */
     for (gsize n = 0; n <= strlen(message); n++) {
         g_autofree char *cut = g_strndup(message, n);
@@ -382,6 +392,27 @@ static void test_reading_words(void)
     g_assert_true(g_str_has_suffix(words, " s left"));
 }
 
+/* What a confused or hostile model may write at length is read in one go. */
+static void test_math_floods(void)
+{
+    static const char *const pieces[] = {
+        "\\(", "\\[", "$$ ", "$a", "`", "``a`", "\\(a\\)", "$x$ ", "\\[\n\n"};
+
+    for (gsize i = 0; i < G_N_ELEMENTS(pieces); i++) {
+        GString *flood = g_string_new(NULL);
+        g_autoptr(GPtrArray) formulas = NULL;
+        g_autofree char *out = NULL;
+
+        while (flood->len < 400000)
+            g_string_append(flood, pieces[i]);
+        out = quire_math_extract(flood->str, &formulas);
+        g_assert_true(g_utf8_validate(out, -1, NULL));
+        if (strcmp(pieces[i], "$x$ ") == 0)
+            g_assert_cmpuint(formulas->len, ==, 100000);
+        g_string_free(flood, TRUE);
+    }
+}
+
 static void test_table_lines(void)
 {
     static const struct {
@@ -589,6 +620,7 @@ int main(int argc, char **argv)
     g_test_add_func("/app/chat/pace", test_pace);
     g_test_add_func("/app/chat/sentences", test_sentences);
     g_test_add_func("/app/chat/reading-words", test_reading_words);
+    g_test_add_func("/app/chat/math-floods", test_math_floods);
     g_test_add_func("/app/chat/table-lines", test_table_lines);
     g_test_add_func("/app/chat/why", test_why);
     g_test_add_func("/app/chat/presets", test_presets);

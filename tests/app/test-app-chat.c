@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "app/quire-aside.h"
+#include "app/quire-cache-panel.h"
 #include "app/quire-chat-settings-window.h"
 #include "app/quire-chips.h"
 #include "app/quire-format.h"
@@ -106,6 +107,14 @@ static gboolean is_two(gpointer n)
     return *(guint *)n >= 2;
 }
 
+/* Nothing runs, and no fork is there: a session for each tab that has one. */
+static gboolean has_settled(gpointer data)
+{
+    const qe_snapshot *snapshot = quire_engine_client_get_snapshot(client());
+
+    return snapshot->n_running == 0 && snapshot->n_queued == 0 && snapshot->n_sessions <= 2;
+}
+
 /* The model is asked once, after the first reply; a title of the user's is not touched; a turn comes first. */
 static void test_title(void)
 {
@@ -141,6 +150,18 @@ static void test_title(void)
     say("Another one.", 4);
     wait_for("the reply", is_idle, NULL);
     g_assert_cmpint(stored()->title_source, >=, QUIRE_TITLE_WORDS);
+
+    /* In a mode that keeps nothing a title would cost a whole turn: none is asked for. */
+    key("ctrl+t");
+    wait_for("an empty chat", has_n_messages, GUINT_TO_POINTER(0));
+    g_assert_true(quire_conversation_set_cache(conversation(), QUIRE_CACHE_REBUILD, NULL));
+    wait_for("the sessions of three tabs at most", has_settled, NULL);
+    max = 0;
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    wait_ms(300);
+    g_assert_cmpuint(max, <=, 3);
+    g_assert_cmpint(stored()->title_source, ==, QUIRE_TITLE_WORDS);
     g_signal_handler_disconnect(client(), id);
     close_window();
     g_settings_set_boolean(quire_settings_get_default(), "auto-title", FALSE);
@@ -856,6 +877,14 @@ static GtkWidget *main_content(void)
     return adw_bin_get_child(ADW_BIN(adw_application_window_get_content(ADW_APPLICATION_WINDOW(window))));
 }
 
+static gboolean flap_is_open(gpointer wanted)
+{
+    GtkWidget *panel = find(GTK_WIDGET(window), QUIRE_TYPE_CACHE_PANEL);
+
+    return adw_flap_get_reveal_flap(ADW_FLAP(gtk_widget_get_ancestor(panel, ADW_TYPE_FLAP))) ==
+           GPOINTER_TO_INT(wanted);
+}
+
 /* On a window as wide as a phone nothing is cut off: files, a draft that is too long, the find bar, and the windows. */
 static void test_narrow(void)
 {
@@ -894,6 +923,13 @@ static void test_narrow(void)
     screenshot("chat-23-narrow-context.png");
     key("Escape");
     wait_ms(300);
+
+    /* What lies over the chat goes with an Escape, one at a time. */
+    key("F12");
+    wait_for("the panel", flap_is_open, GINT_TO_POINTER(TRUE));
+    wait_ms(300);
+    key("Escape");
+    wait_for("no panel", flap_is_open, GINT_TO_POINTER(FALSE));
 
     g_assert_true(
         gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.make-room", NULL));
