@@ -198,7 +198,7 @@ update_figures (QuireComparePane *self, const QuireComparison *c)
                                          : pane->live_ms_per_token;
   g_autofree char *figure = first > 0 ? dup_ms (first) : g_strdup ("");
   g_autofree char *speed
-      = each > 0 ? g_strdup_printf (_ ("%.1f ms per token"), each) : g_strdup ("");
+      = each > 0 ? g_strdup_printf (_ ("first token · %.1f ms per token"), each) : g_strdup ("");
   g_autofree char *tiers = quire_pane_dup_tiers (pane);
   /* Translators: peaks of KV memory by tier: "Peak KV: GPU 1.2 GiB · host 300 MiB". */
   g_autofree char *peak

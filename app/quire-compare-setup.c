@@ -313,6 +313,12 @@ quire_compare_setup_set_timed (QuireCompareSetupView *self, guint index)
   adw_combo_row_set_selected (self->timed, index);
 }
 
+void
+quire_compare_setup_set_interleaved (QuireCompareSetupView *self, gboolean interleaved)
+{
+  adw_combo_row_set_selected (self->order, interleaved ? 1 : 0);
+}
+
 /* ---- Building ---- */
 
 static AdwComboRow *
@@ -409,13 +415,7 @@ add_modes (QuireCompareSetupView *self, GtkWidget *page, QuireCacheChoice presen
   AdwPreferencesGroup *group
       = g_object_new (ADW_TYPE_PREFERENCES_GROUP, "title", _ ("Modes"), "description",
                       _ ("Two to four, each in sessions of its own that share nothing"), NULL);
-  const qe_memory_plan *plan = quire_engine_client_get_plan (self->client);
-  QuireCacheChoice second
-      = present == QUIRE_CACHE_AUTO
-            ? (quire_cache_choice_resolve (present, plan) == QE_CACHE_TIERED ? QUIRE_CACHE_TIERED
-                                                                             : QUIRE_CACHE_SESSION)
-        : present == QUIRE_CACHE_ARTICLE ? QUIRE_CACHE_TIERED
-                                         : present;
+  QuireCacheChoice second = present == QUIRE_CACHE_ARTICLE ? QUIRE_CACHE_TIERED : present;
 
   if (second == QUIRE_CACHE_REBUILD)
     second = QUIRE_CACHE_SESSION;

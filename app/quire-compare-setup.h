@@ -20,5 +20,6 @@ const char *quire_compare_setup_get_need (QuireCompareSetupView *self);
 GtkWidget *quire_compare_setup_get_check (QuireCompareSetupView *self, QuireCacheChoice choice);
 GtkWidget *quire_compare_setup_get_start (QuireCompareSetupView *self);
 void quire_compare_setup_set_timed (QuireCompareSetupView *self, guint index);
+void quire_compare_setup_set_interleaved (QuireCompareSetupView *self, gboolean interleaved);
 
 G_END_DECLS

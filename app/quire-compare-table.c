@@ -32,40 +32,35 @@ attach (QuireCompareTable *self, GtkWidget *child, guint column, guint row)
   gtk_grid_attach (GTK_GRID (self->grid), child, (int)column, (int)row, 1, 1);
 }
 
-/* Value and change in a line, the range below. @words: what a screen reader says, taken. */
+static void
+add_line (GtkWidget *box, const char *text, const char *css_class)
+{
+  GtkWidget *label;
+
+  if (text[0] == '\0')
+    return;
+  label = gtk_label_new (text);
+  gtk_label_set_xalign (GTK_LABEL (label), 1);
+  gtk_widget_add_css_class (label, "numeric");
+  if (css_class != NULL)
+    {
+      gtk_widget_add_css_class (label, "caption");
+      gtk_widget_add_css_class (label, css_class);
+    }
+  gtk_box_append (GTK_BOX (box), label);
+}
+
+/* The value, its change, the range of the runs. @words: what a screen reader says, taken. */
 static void
 add_cell (QuireCompareTable *self, guint row, guint column, const char *value, const char *range,
           const char *change, char *words)
 {
   GtkWidget *box = g_object_new (GTK_TYPE_BOX, "orientation", GTK_ORIENTATION_VERTICAL,
                                  "accessible-role", GTK_ACCESSIBLE_ROLE_CELL, NULL);
-  GtkWidget *line = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
-  GtkWidget *label = gtk_label_new (value), *low = gtk_label_new (range);
 
-  gtk_label_set_selectable (GTK_LABEL (label), FALSE);
-  gtk_widget_set_halign (line, GTK_ALIGN_END);
-  gtk_widget_add_css_class (label, "numeric");
-  if (change[0] != '\0')
-    {
-      GtkWidget *percent = gtk_label_new (change);
-
-      gtk_widget_add_css_class (percent, "numeric");
-      gtk_widget_add_css_class (percent, "caption");
-      gtk_widget_add_css_class (percent, "quire-change");
-      gtk_box_append (GTK_BOX (line), percent);
-    }
-  gtk_box_append (GTK_BOX (line), label);
-  gtk_box_append (GTK_BOX (box), line);
-  if (range[0] != '\0')
-    {
-      gtk_label_set_xalign (GTK_LABEL (low), 1);
-      gtk_widget_add_css_class (low, "numeric");
-      gtk_widget_add_css_class (low, "caption");
-      gtk_widget_add_css_class (low, "dim-label");
-      gtk_box_append (GTK_BOX (box), low);
-    }
-  else
-    g_object_unref (g_object_ref_sink (low));
+  add_line (box, value, NULL);
+  add_line (box, change, "quire-change");
+  add_line (box, range, "dim-label");
   gtk_accessible_update_property (GTK_ACCESSIBLE (box), GTK_ACCESSIBLE_PROPERTY_LABEL, words, -1);
   g_ptr_array_add (self->cells, words);
   attach (self, box, column + 1, row + 1);
@@ -76,7 +71,10 @@ add_row_heading (QuireCompareTable *self, const QuirePane *pane, guint row)
 {
   g_autofree char *name = quire_cache_choice_dup_name (pane->choice);
 
-  attach (self, label_new (GTK_ACCESSIBLE_ROLE_ROW_HEADER, name, "heading", 0), 0, row + 1);
+  GtkWidget *label = label_new (GTK_ACCESSIBLE_ROLE_ROW_HEADER, name, "heading", 0);
+
+  gtk_widget_set_valign (label, GTK_ALIGN_START);
+  attach (self, label, 0, row + 1);
 }
 
 static void

@@ -202,9 +202,15 @@ compare (QuireWindow *self, QuireChatView *chat, guint reply)
   QuireConversation *conversation = quire_chat_view_get_conversation (chat);
   const qe_model_info *model = quire_engine_client_get_status (self->client)->model;
   g_autoptr (GArray) prompt = quire_conversation_dup_prompt_of (conversation, reply);
+  QuireCacheChoice present = quire_conversation_get_cache (conversation);
   QuireTurnSettings settings;
   QuireChatSettings own;
   GtkWidget *view;
+
+  if (present == QUIRE_CACHE_AUTO)
+    present = quire_conversation_get_cache_mode (conversation) == QE_CACHE_TIERED
+                  ? QUIRE_CACHE_TIERED
+                  : QUIRE_CACHE_SESSION;
 
   if (model == NULL)
     return;
@@ -212,7 +218,7 @@ compare (QuireWindow *self, QuireChatView *chat, guint reply)
   quire_conversation_get_settings (conversation, &own);
   quire_chat_settings_apply (&own, &settings);
   view = quire_compare_view_new (
-      self->client, self->history, prompt, &settings, quire_conversation_get_cache (conversation),
+      self->client, self->history, prompt, &settings, present,
       quire_conversation_get_title (conversation),
       prompt->len > 0 ? quire_history_item_get (quire_conversation_get_item (conversation))->id
                       : NULL);
