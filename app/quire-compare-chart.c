@@ -11,7 +11,7 @@
 #define LEGEND_PX 26
 #define FOOT_PX 22
 #define POINT_PX 4
-#define GRID_LINES 4
+#define GRID_LINES 5
 
 struct _QuireCompareChart
 {

@@ -179,6 +179,12 @@ quire_compare_result_get_table (QuireCompareResult *self)
   return GTK_WIDGET (self->table);
 }
 
+void
+quire_compare_result_show_turns (QuireCompareResult *self)
+{
+  gtk_stack_set_visible_child_name (GTK_STACK (self->stack), "turns");
+}
+
 const char *
 quire_compare_result_get_verdict (QuireCompareResult *self)
 {

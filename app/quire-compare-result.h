@@ -21,6 +21,7 @@ void quire_compare_result_set_can_use (QuireCompareResult *self, gboolean can_us
 gboolean quire_compare_result_save_png (QuireCompareResult *self, GFile *file, GError **error);
 /* For tests. Borrowed. */
 GtkWidget *quire_compare_result_get_table (QuireCompareResult *self);
+void quire_compare_result_show_turns (QuireCompareResult *self);
 const char *quire_compare_result_get_verdict (QuireCompareResult *self);
 
 G_END_DECLS

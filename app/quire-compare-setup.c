@@ -334,8 +334,7 @@ combo_new (const char *title, const char *subtitle, GtkStringList *model)
 static void
 add_prompt (QuireCompareSetupView *self, GtkWidget *page)
 {
-  AdwPreferencesGroup *group
-      = g_object_new (ADW_TYPE_PREFERENCES_GROUP, "title", _ ("Prompt"), NULL);
+  AdwPreferencesGroup *group = g_object_new (ADW_TYPE_PREFERENCES_GROUP, NULL);
   GtkStringList *kinds = gtk_string_list_new (NULL);
   GtkWidget *scrolled = gtk_scrolled_window_new ();
   guint n_turns = 0;
@@ -357,8 +356,9 @@ add_prompt (QuireCompareSetupView *self, GtkWidget *page)
     }
   gtk_string_list_append (kinds, _ ("Another Prompt"));
   self->kinds[self->n_kinds++] = PROMPT_OTHER;
-  self->kind = combo_new (_ ("Prompt"), n_turns > 1 ? _ ("Recorded replies are the history") : NULL,
-                          kinds);
+  if (n_turns > 1)
+    adw_preferences_group_set_description (group, _ ("Recorded replies are the history"));
+  self->kind = combo_new (_ ("Prompt"), NULL, kinds);
   adw_preferences_group_add (group, GTK_WIDGET (self->kind));
 
   self->text = GTK_TEXT_VIEW (gtk_text_view_new ());

@@ -382,11 +382,10 @@ static void test_gallery(void)
             wait_for("the comparison's end", is_over, NULL);
             shoot("done", widths[w], n);
             if (n != 3) {
-                GtkWidget *stack = find(GTK_WIDGET(quire_compare_view_get_result(view())), GTK_TYPE_STACK);
                 GtkAdjustment *end = gtk_scrolled_window_get_vadjustment(GTK_SCROLLED_WINDOW(
                     gtk_widget_get_first_child(GTK_WIDGET(quire_compare_view_get_result(view())))));
 
-                gtk_stack_set_visible_child_name(GTK_STACK(stack), "turns");
+                quire_compare_result_show_turns(quire_compare_view_get_result(view()));
                 wait_ms(200);
                 gtk_adjustment_set_value(end, gtk_adjustment_get_upper(end));
                 shoot("turns", widths[w], n);
