@@ -159,7 +159,12 @@ title_cb (QuireWindow *self, QuireCompareView *view)
 static void
 running_cb (QuireWindow *self, QuireCompareView *view)
 {
-  adw_tab_page_set_loading (page_of (self, view), quire_compare_view_is_running (view));
+  AdwTabPage *page = page_of (self, view);
+  gboolean running = quire_compare_view_is_running (view);
+
+  if (adw_tab_page_get_loading (page) && !running && !adw_tab_page_get_selected (page))
+    adw_tab_page_set_needs_attention (page, TRUE);
+  adw_tab_page_set_loading (page, running);
   quire_compare_view_set_can_use (view, find_source (self, view) != NULL);
 }
 
