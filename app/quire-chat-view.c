@@ -13,7 +13,6 @@
 
 #include "app/quire-announcer.h"
 #include "app/quire-chat-settings-window.h"
-#include "app/quire-compare-window.h"
 #include "app/quire-empty-page.h"
 #include "app/quire-find-bar.h"
 #include "app/quire-message-row.h"
@@ -190,7 +189,8 @@ update_actions (QuireChatView *self)
     { "copy-reply", has_reply && !running },
     { "stop", running },
     { "cache-mode", !running },
-    { "compare-modes", has_reply && !running && ready },
+    { "compare-modes", !running && ready },
+    { "compare-reply", !running && ready },
     { "make-room", !running && ready },
     { "take-in", !running },
     { "settings", !running && quire_conversation_get_history (self->conversation) != NULL },
@@ -454,11 +454,14 @@ cache_mode_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 static void
 compare_modes_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
-  QuireChatView *self = user_data;
-  GtkRoot *root = gtk_widget_get_root (GTK_WIDGET (self));
+  gtk_widget_activate_action (GTK_WIDGET (user_data), "win.compare", NULL);
+}
 
-  gtk_window_present (quire_compare_window_new (GTK_IS_WINDOW (root) ? GTK_WINDOW (root) : NULL,
-                                                self->conversation));
+static void
+compare_reply_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  gtk_widget_activate_action (GTK_WIDGET (user_data), "win.compare-reply", "u",
+                              g_variant_get_uint32 (parameter));
 }
 
 /* The new chat is saved and opened; what was not sent goes with it. */
@@ -878,6 +881,7 @@ quire_chat_view_init (QuireChatView *self)
     { "suggest", suggest_cb, "s", NULL, NULL, { 0 } },
     { "cache-mode", cache_mode_cb, NULL, NULL, NULL, { 0 } },
     { "compare-modes", compare_modes_cb, NULL, NULL, NULL, { 0 } },
+    { "compare-reply", compare_reply_cb, "u", NULL, NULL, { 0 } },
     { "make-room", make_room_cb, NULL, NULL, NULL, { 0 } },
     { "take-in", take_in_cb, NULL, NULL, NULL, { 0 } },
     { "find", find_cb, NULL, NULL, NULL, { 0 } },

@@ -525,6 +525,22 @@ quire_conversation_dup_last_prompt (QuireConversation *self)
   return prompt;
 }
 
+GArray *
+quire_conversation_dup_prompt_of (QuireConversation *self, guint seq)
+{
+  GPtrArray *path = quire_tree_get_path (self->tree);
+
+  for (guint i = 1; seq != 0 && i < path->len; i += 2)
+    if (quire_message_get_seq (nth (self, i)) == seq)
+      {
+        GArray *prompt = collect_history (self, i - 1);
+
+        append_message (prompt, nth (self, i - 1));
+        return prompt;
+      }
+  return quire_conversation_dup_last_prompt (self);
+}
+
 static qe_session_id
 open_session (QuireConversation *self, GError **error)
 {

@@ -79,6 +79,8 @@ guint quire_conversation_get_n_context (QuireConversation *self);
 /* The messages that count, of which the last is the user's: what was asked to get the last reply. Text is borrowed
  * until the conversation changes. Returns: (element-type qe_message) owned, empty before the first turn. */
 GArray *quire_conversation_dup_last_prompt (QuireConversation *self);
+/* The same of the reply with number @seq on the branch that is shown; 0: the last one's. */
+GArray *quire_conversation_dup_prompt_of (QuireConversation *self, guint seq);
 /* The last reply, or NULL. Borrowed. */
 QuireMessage *quire_conversation_get_last_reply (QuireConversation *self);
 

@@ -460,6 +460,12 @@ quire_engine_client_generate_aside (QuireEngineClient *self, qe_generate_params 
   return qe_engine_generate (self->engine, params, error);
 }
 
+qe_tokenizer *
+quire_engine_client_dup_tokenizer (QuireEngineClient *self)
+{
+  return self->engine != NULL ? qe_engine_dup_tokenizer (self->engine) : NULL;
+}
+
 /* ---- Work on threads ---- */
 
 typedef struct

@@ -77,6 +77,9 @@ qe_request *quire_engine_client_generate (QuireEngineClient *self, qe_generate_p
 qe_request *quire_engine_client_generate_aside (QuireEngineClient *self, qe_generate_params *params,
                                                 GError **error);
 
+/* NULL while no model is loaded. Returns: owned. */
+qe_tokenizer *quire_engine_client_dup_tokenizer (QuireEngineClient *self);
+
 /* Counts the tokens of @text on a worker thread. @callback gets the count from
  * quire_engine_client_count_finish(), or -1 with @error (no model). */
 void quire_engine_client_count_async (QuireEngineClient *self, const char *text,

@@ -320,8 +320,12 @@ menu_new (QuireHistoryItem *item)
       append (first, _ ("_Open"), "win.chat-open", chat->id);
       append (first, _ ("_Rename…"), "win.chat-rename", chat->id);
       append (first, chat->pinned ? _ ("Un_pin") : _ ("_Pin"), "win.chat-pin", chat->id);
-      append (second, _ ("Export as _Markdown…"), "win.chat-export-markdown", chat->id);
-      append (second, _ ("Export as _JSON…"), "win.chat-export-json", chat->id);
+      /* A comparison is exported where its figures are. */
+      if (chat->kind == QUIRE_KIND_CHAT)
+        {
+          append (second, _ ("Export as _Markdown…"), "win.chat-export-markdown", chat->id);
+          append (second, _ ("Export as _JSON…"), "win.chat-export-json", chat->id);
+        }
       append (last, _ ("_Delete"), "win.chat-delete", chat->id);
     }
   g_menu_append_section (menu, NULL, G_MENU_MODEL (first));

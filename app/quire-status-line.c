@@ -17,6 +17,7 @@ struct _QuireStatusLine
   GtkWidget *bar;
   GtkWidget *copy_button;
   GtkWidget *regenerate_button;
+  GtkWidget *compare_button;
   GtkWidget *continue_button;
   GtkWidget *room_button; /* the context is full */
   GtkWidget *buttons;
@@ -213,6 +214,9 @@ quire_status_line_init (QuireStatusLine *self)
   self->regenerate_button = icon_button_new ("view-refresh-symbolic", _ ("Regenerate Reply"));
   gtk_actionable_set_action_name (GTK_ACTIONABLE (self->regenerate_button), "chat.regenerate");
   gtk_box_append (GTK_BOX (self->buttons), self->regenerate_button);
+  self->compare_button = icon_button_new ("quire-compare-symbolic", _ ("Compare This Reply…"));
+  gtk_actionable_set_action_name (GTK_ACTIONABLE (self->compare_button), "chat.compare-reply");
+  gtk_box_append (GTK_BOX (self->buttons), self->compare_button);
   gtk_box_append (GTK_BOX (self), self->buttons);
   self->continue_button = gtk_button_new_with_label (_ ("Continue"));
   gtk_widget_add_css_class (self->continue_button, "flat");
@@ -243,6 +247,8 @@ quire_status_line_new (QuireMessage *message)
   QuireStatusLine *self = g_object_new (QUIRE_TYPE_STATUS_LINE, NULL);
 
   self->message = g_object_ref (message);
+  gtk_actionable_set_action_target (GTK_ACTIONABLE (self->compare_button), "u",
+                                    quire_message_get_seq (message));
   /* Outside of the buttons that come with the pointer: that there are versions is always seen. */
   gtk_box_insert_child_after (GTK_BOX (self), quire_versions_new (message),
                               gtk_widget_get_prev_sibling (self->buttons));

@@ -18,10 +18,25 @@
 #define PARKED_MAX 10
 #define UNDO_SECONDS 10
 
+/* NULL: a comparison is in it. */
 static QuireConversation *
 conversation_of (AdwTabPage *page)
 {
-  return quire_chat_view_get_conversation (QUIRE_CHAT_VIEW (adw_tab_page_get_child (page)));
+  GtkWidget *child = adw_tab_page_get_child (page);
+
+  return QUIRE_IS_CHAT_VIEW (child) ? quire_chat_view_get_conversation (QUIRE_CHAT_VIEW (child))
+                                    : NULL;
+}
+
+/* NULL: a comparison that was not started. */
+static QuireHistoryItem *
+item_of (AdwTabPage *page)
+{
+  QuireConversation *conversation = conversation_of (page);
+
+  return conversation != NULL
+             ? quire_conversation_get_item (conversation)
+             : quire_compare_view_get_item (QUIRE_COMPARE_VIEW (adw_tab_page_get_child (page)));
 }
 
 static QuireHistoryItem *
@@ -35,8 +50,10 @@ find_item (QuireWindow *self, GVariant *parameter)
 static void
 set_tab (QuireWindow *self, QuireHistoryItem *item, int tab, gboolean front)
 {
-  QuireStoredChat *chat = quire_history_item_edit (item);
+  QuireStoredChat *chat = item != NULL ? quire_history_item_edit (item) : NULL;
 
+  if (chat == NULL)
+    return;
   if (chat->tab == tab && chat->front == front)
     return;
   chat->tab = tab;
@@ -54,8 +71,7 @@ save_tabs (QuireWindow *self)
     {
       AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
 
-      set_tab (self, quire_conversation_get_item (conversation_of (page)), i,
-               adw_tab_page_get_selected (page));
+      set_tab (self, item_of (page), i, adw_tab_page_get_selected (page));
     }
 }
 
@@ -104,10 +120,15 @@ quire_window_close_chats (QuireWindow *self)
     {
       AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
 
-      quire_chat_view_save_draft (QUIRE_CHAT_VIEW (adw_tab_page_get_child (page)));
-      quire_conversation_interrupt (conversation_of (page));
+      if (conversation_of (page) != NULL)
+        {
+          quire_chat_view_save_draft (QUIRE_CHAT_VIEW (adw_tab_page_get_child (page)));
+          quire_conversation_interrupt (conversation_of (page));
+        }
+      else
+        quire_compare_view_close (QUIRE_COMPARE_VIEW (adw_tab_page_get_child (page)));
       if (!keep)
-        set_tab (self, quire_conversation_get_item (conversation_of (page)), -1, FALSE);
+        set_tab (self, item_of (page), -1, FALSE);
     }
 }
 
@@ -219,15 +240,21 @@ renew_actions (QuireChatView *chat)
 static void
 page_attached_cb (QuireWindow *self, AdwTabPage *page)
 {
-  g_signal_connect_object (conversation_of (page), "notify", G_CALLBACK (conversation_notify_cb),
-                           self, G_CONNECT_SWAPPED);
+  if (conversation_of (page) == NULL)
+    quire_window_attach_compare (self, QUIRE_COMPARE_VIEW (adw_tab_page_get_child (page)));
+  else
+    g_signal_connect_object (conversation_of (page), "notify", G_CALLBACK (conversation_notify_cb),
+                             self, G_CONNECT_SWAPPED);
   save_tabs_soon (self);
 }
 
 static void
 page_detached_cb (QuireWindow *self, AdwTabPage *page)
 {
-  g_signal_handlers_disconnect_by_func (conversation_of (page), conversation_notify_cb, self);
+  if (conversation_of (page) == NULL)
+    quire_window_detach_compare (self, QUIRE_COMPARE_VIEW (adw_tab_page_get_child (page)));
+  else
+    g_signal_handlers_disconnect_by_func (conversation_of (page), conversation_notify_cb, self);
   save_tabs_soon (self);
 }
 
@@ -238,9 +265,15 @@ show_front (QuireWindow *self)
   AdwTabPage *page = adw_tab_view_get_selected_page (self->tab_view);
   QuireConversation *conversation = conversation_of (page);
 
+  adw_tab_page_set_needs_attention (page, FALSE);
+  if (conversation == NULL)
+    {
+      quire_cache_panel_set_active_session (self->panel, 0);
+      quire_sidebar_set_front (self->sidebar, item_of (page));
+      return;
+    }
   quire_conversation_load (conversation);
   quire_conversation_warm (conversation);
-  adw_tab_page_set_needs_attention (page, FALSE);
   quire_history_item_set_unread (quire_conversation_get_item (conversation), FALSE);
   quire_cache_panel_set_active_session (self->panel, quire_conversation_get_session (conversation));
   quire_engine_client_prefetch (self->client, quire_conversation_get_session (conversation));
@@ -259,13 +292,14 @@ selected_page_cb (QuireWindow *self)
     renew_actions (chat);
   if (self->restoring)
     return;
-  if (chat == NULL)
+  if (adw_tab_view_get_selected_page (self->tab_view) == NULL)
     {
       quire_sidebar_set_front (self->sidebar, NULL);
       return;
     }
   show_front (self);
-  gtk_widget_grab_focus (GTK_WIDGET (chat));
+  if (chat != NULL)
+    gtk_widget_grab_focus (GTK_WIDGET (chat));
   save_tabs_soon (self);
   quire_window_update_title (self);
 }
@@ -293,7 +327,12 @@ add_toast (QuireWindow *self, const char *text, const char *button, const char *
       adw_toast_set_action_name (toast, action);
     }
   adw_toast_set_timeout (toast, UNDO_SECONDS);
-  quire_chat_view_add_toast (quire_window_get_chat (self), toast);
+  if (quire_window_get_chat (self) != NULL)
+    quire_chat_view_add_toast (quire_window_get_chat (self), toast);
+  else if (quire_window_get_compare (self) != NULL)
+    quire_compare_view_add_toast (quire_window_get_compare (self), toast);
+  else
+    g_object_unref (g_object_ref_sink (toast));
 }
 
 static void
@@ -341,8 +380,19 @@ close_page (QuireWindow *self, AdwTabPage *page)
   adw_tab_view_close_page_finish (self->tab_view, page, TRUE);
 }
 
+/* Its sessions are freed, its result is in the list. */
+static void
+close_compare (QuireWindow *self, AdwTabPage *page)
+{
+  quire_compare_view_close (QUIRE_COMPARE_VIEW (adw_tab_page_get_child (page)));
+  set_tab (self, item_of (page), -1, FALSE);
+  adw_tab_view_close_page_finish (self->tab_view, page, TRUE);
+  if (adw_tab_view_get_n_pages (self->tab_view) == 0)
+    quire_window_new_chat (self);
+}
+
 static gboolean
-close_page_cb (QuireWindow *self, AdwTabPage *page)
+close_chat (QuireWindow *self, AdwTabPage *page)
 {
   g_autoptr (QuireConversation) conversation = g_object_ref (conversation_of (page));
   g_autofree char *text = g_strdup_printf (
@@ -369,6 +419,15 @@ close_page_cb (QuireWindow *self, AdwTabPage *page)
   return GDK_EVENT_STOP;
 }
 
+static gboolean
+close_page_cb (QuireWindow *self, AdwTabPage *page)
+{
+  if (conversation_of (page) != NULL)
+    return close_chat (self, page);
+  close_compare (self, page);
+  return GDK_EVENT_STOP;
+}
+
 static AdwTabPage *
 find_page (QuireWindow *self, QuireHistoryItem *item)
 {
@@ -376,7 +435,7 @@ find_page (QuireWindow *self, QuireHistoryItem *item)
     {
       AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
 
-      if (quire_conversation_get_item (conversation_of (page)) == item)
+      if (item_of (page) == item)
         return page;
     }
   return NULL;
@@ -416,11 +475,18 @@ open_item (QuireWindow *self, QuireHistoryItem *item)
       gtk_widget_grab_focus (adw_tab_page_get_child (page));
       return;
     }
+  if (quire_history_item_get (item)->kind == QUIRE_KIND_COMPARISON)
+    {
+      page = quire_window_add_kept_compare (self, item);
+      adw_tab_view_set_selected_page (self->tab_view, page);
+      gtk_widget_grab_focus (adw_tab_page_get_child (page));
+      return;
+    }
   conversation = unpark (self, item);
   if (conversation == NULL)
     conversation = quire_conversation_new_kept (self->client, self->history, item);
   add_chat (self, conversation, TRUE);
-  if (before != NULL && is_empty (conversation_of (before))
+  if (before != NULL && conversation_of (before) != NULL && is_empty (conversation_of (before))
       && quire_chat_view_is_untouched (QUIRE_CHAT_VIEW (adw_tab_page_get_child (before))))
     adw_tab_view_close_page (self->tab_view, before);
 }
@@ -453,9 +519,11 @@ quire_window_restore (QuireWindow *self)
     {
       QuireHistoryItem *item = g_ptr_array_index (open, i);
       gboolean was_front = quire_history_item_get (item)->front;
+      gboolean is_chat = quire_history_item_get (item)->kind == QUIRE_KIND_CHAT;
       g_autoptr (QuireConversation) conversation
-          = quire_conversation_new_kept (self->client, self->history, item);
-      AdwTabPage *page = add_chat (self, conversation, FALSE);
+          = is_chat ? quire_conversation_new_kept (self->client, self->history, item) : NULL;
+      AdwTabPage *page = is_chat ? add_chat (self, conversation, FALSE)
+                                 : quire_window_add_kept_compare (self, item);
 
       if (was_front || front == NULL)
         front = page;

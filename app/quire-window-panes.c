@@ -102,6 +102,12 @@ quire_window_escape (QuireWindow *self)
       adw_flap_set_reveal_flap (self->sidebar_flap, FALSE);
       return GDK_EVENT_STOP;
     }
+  if (quire_window_get_compare (self) != NULL
+      && quire_compare_view_is_running (quire_window_get_compare (self)))
+    {
+      quire_compare_view_stop (quire_window_get_compare (self));
+      return GDK_EVENT_STOP;
+    }
   if (chat == NULL || !quire_conversation_is_running (quire_chat_view_get_conversation (chat)))
     return GDK_EVENT_PROPAGATE;
   quire_conversation_stop (quire_chat_view_get_conversation (chat));

@@ -2,6 +2,7 @@
  * quire-window-chats.c (tabs and the conversations in them). */
 #pragma once
 #include "app/quire-cache-panel.h"
+#include "app/quire-compare-view.h"
 #include "app/quire-engine-bar.h"
 #include "app/quire-sidebar.h"
 #include "app/quire-window.h"
@@ -50,6 +51,12 @@ void quire_window_init_files (QuireWindow *self);
 void quire_window_init_panes (QuireWindow *self);
 /* Escape, which nobody took: closes one thing that is open, in the order find bar, overlay, or stops the reply. */
 gboolean quire_window_escape (QuireWindow *self);
+/* Comparisons: quire-window-compare.c. */
+void quire_window_init_compare (QuireWindow *self);
+QuireCompareView *quire_window_get_compare (QuireWindow *self); /* in front; NULL: a chat is */
+void quire_window_attach_compare (QuireWindow *self, QuireCompareView *view);
+void quire_window_detach_compare (QuireWindow *self, QuireCompareView *view);
+AdwTabPage *quire_window_add_kept_compare (QuireWindow *self, QuireHistoryItem *item);
 /* Where an overlay sidebar has done its work. */
 void quire_window_leave_sidebar (QuireWindow *self);
 /* Stops the replies and writes drafts and tabs down, as the window closes. */

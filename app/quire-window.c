@@ -188,7 +188,9 @@ quire_window_get_chat (QuireWindow *self)
 {
   AdwTabPage *page = adw_tab_view_get_selected_page (self->tab_view);
 
-  return page != NULL ? QUIRE_CHAT_VIEW (adw_tab_page_get_child (page)) : NULL;
+  GtkWidget *child = page != NULL ? adw_tab_page_get_child (page) : NULL;
+
+  return QUIRE_IS_CHAT_VIEW (child) ? QUIRE_CHAT_VIEW (child) : NULL;
 }
 
 AdwTabView *
@@ -230,6 +232,13 @@ quire_window_update_title (QuireWindow *self)
       adw_window_title_set_title (self->title, title);
       gtk_window_set_title (GTK_WINDOW (self), title);
     }
+  else if (quire_window_get_compare (self) != NULL)
+    {
+      const char *title = quire_compare_view_get_title (quire_window_get_compare (self));
+
+      adw_window_title_set_title (self->title, title);
+      gtk_window_set_title (GTK_WINDOW (self), title);
+    }
   g_string_free (subtitle, TRUE);
 }
 
@@ -261,9 +270,11 @@ find_page (QuireWindow *self, qe_session_id session)
   for (int i = 0; i < adw_tab_view_get_n_pages (self->tab_view); i++)
     {
       AdwTabPage *page = adw_tab_view_get_nth_page (self->tab_view, i);
-      QuireChatView *chat = QUIRE_CHAT_VIEW (adw_tab_page_get_child (page));
+      GtkWidget *child = adw_tab_page_get_child (page);
+      QuireChatView *chat = QUIRE_IS_CHAT_VIEW (child) ? QUIRE_CHAT_VIEW (child) : NULL;
 
-      if (quire_conversation_get_session (quire_chat_view_get_conversation (chat)) == session)
+      if (chat != NULL
+          && quire_conversation_get_session (quire_chat_view_get_conversation (chat)) == session)
         return page;
     }
   return NULL;
@@ -535,6 +546,7 @@ quire_window_init (QuireWindow *self)
   quire_window_init_chats (self);
   quire_window_init_files (self);
   quire_window_init_panes (self);
+  quire_window_init_compare (self);
   self->settings = quire_settings_get_default ();
   self->sidebar_docked = self->panel_docked = TRUE;
   /* The composer's Home and End are for its text. */

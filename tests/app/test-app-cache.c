@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "app/quire-cache-popover.h"
-#include "app/quire-compare-window.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 #include "app/quire-tier-row.h"
@@ -238,66 +237,7 @@ static void test_tiers(void)
     close_window();
 }
 
-static QuireCompareWindow *compare_window(void)
-{
-    for (GList *l = gtk_application_get_windows(GTK_APPLICATION(application)); l != NULL; l = l->next)
-        if (QUIRE_IS_COMPARE_WINDOW(l->data) && gtk_widget_get_mapped(l->data))
-            return l->data;
-    return NULL;
-}
-
-static gboolean compare_is(gpointer shown)
-{
-    return (compare_window() != NULL) == GPOINTER_TO_INT(shown);
-}
-
-static gboolean compared(gpointer data)
-{
-    guint first;
-
-    return quire_compare_get_answers(quire_compare_window_get_compare(compare_window()), &first) !=
-           QUIRE_ANSWERS_UNKNOWN;
-}
-
-/* Rebuild against the chat's own mode: the same answer, of which one read everything again. The chat stays as it is. */
-static void test_compare(void)
-{
-    const QuireCompareRun *a, *b;
-    QuireCompare *compare;
-    guint first, n_tokens;
-
-    open_window(1180, 780);
-    turn("My name is Oda.", 2);
-    turn("What is my name?", 4);
-    wait_ms(300);
-    n_tokens = quire_conversation_get_n_tokens(conversation());
-    key("ctrl+shift+m");
-    wait_for("the comparison", compare_is, GINT_TO_POINTER(TRUE));
-    wait_ms(300);
-    key("alt+s");
-    wait_for("both answers", compared, NULL);
-    screenshot("cache-5-compare.png");
-    compare = quire_compare_window_get_compare(compare_window());
-    a = quire_compare_get_run(compare, 0);
-    b = quire_compare_get_run(compare, 1);
-    g_assert_cmpint(a->choice, ==, QUIRE_CACHE_REBUILD);
-    g_assert_cmpint(b->choice, ==, QUIRE_CACHE_AUTO);
-    g_assert_cmpint(quire_compare_get_answers(compare, &first), ==, QUIRE_ANSWERS_EQUAL);
-    g_assert_cmpstr(a->text->str, ==, b->text->str);
-    g_assert_cmpuint(a->text->len, >, 0);
-    g_assert_cmpuint(a->receipt.n_reused, ==, 0);
-    g_assert_cmpuint(b->receipt.n_reused, >, 0);
-    g_assert_cmpuint(a->receipt.n_prompt, ==, b->receipt.n_prompt);
-    g_assert_cmpuint(a->n_peak_pages, >, 0);
-    g_assert_cmpuint(b->n_peak_pages, >, 0);
-    g_assert_cmpfloat(a->receipt.first_token_ms, >, 0);
-    key("Escape");
-    wait_for("no comparison", compare_is, GINT_TO_POINTER(FALSE));
-    g_assert_cmpuint(quire_conversation_get_n_tokens(conversation()), ==, n_tokens);
-    close_window();
-}
-
-/* The choices fit a narrow window, and so does the comparison. */
+/* The choices fit a narrow window. */
 static void test_narrow(void)
 {
     GtkWidget *content;
@@ -319,21 +259,6 @@ static void test_narrow(void)
     screenshot("cache-6-narrow.png");
     key("Escape");
     wait_for("no modes", popover_is, GINT_TO_POINTER(FALSE));
-    key("ctrl+shift+m");
-    wait_for("the comparison", compare_is, GINT_TO_POINTER(TRUE));
-    gtk_widget_measure(adw_window_get_content(ADW_WINDOW(compare_window())), GTK_ORIENTATION_HORIZONTAL, -1,
-        &minimum, NULL, NULL, NULL);
-    g_assert_cmpint(minimum, <=, 360);
-    wait_ms(300);
-    key("alt+s");
-    wait_for("both answers", compared, NULL);
-    gtk_widget_measure(adw_window_get_content(ADW_WINDOW(compare_window())), GTK_ORIENTATION_HORIZONTAL, -1,
-        &minimum, NULL, NULL, NULL);
-    g_assert_cmpint(minimum, <=, 360);
-    wait_ms(300);
-    screenshot("cache-7-narrow-compare.png");
-    key("Escape");
-    wait_for("no comparison", compare_is, GINT_TO_POINTER(FALSE));
     close_window();
 }
 
@@ -408,7 +333,6 @@ static void add_tests(void)
     g_test_add_func("/app/cache/cost-first", test_cost_first);
     g_test_add_func("/app/cache/busy", test_busy);
     g_test_add_func("/app/cache/tiers", test_tiers);
-    g_test_add_func("/app/cache/compare", test_compare);
     g_test_add_func("/app/cache/narrow", test_narrow);
     g_test_add_func("/app/cache/settings", test_settings);
     g_test_add_func("/app/cache/preferences", test_preferences);
