@@ -17,6 +17,9 @@ typedef struct {
     qe_role role;
     char *text; /* owned; not NUL-terminated in meaning: n_bytes counts */
     gsize n_bytes;
+    char *reasoning; /* owned; may be NULL */
+    qe_tool_call *calls; /* owned, and what they name */
+    uint32_t n_calls;
 } qe_request_message;
 
 struct qe_timeline;
@@ -33,6 +36,7 @@ struct qe_request {
     uint32_t keep_messages, n_messages;
     qe_request_message *messages;
     bool whole_history;
+    char **tools;        /* of qe_tools_spell(); NULL: none */
     bool continue_reply; /* the last message is a reply that goes on */
     uint32_t *ids;       /* [n_ids]; NULL unless the prompt is exact ids */
     uint32_t n_ids;

@@ -502,13 +502,11 @@ static gboolean start_choice (Job *job, guint i, qe_session_id session, const ch
 static void
 fork_choices (Job *job, qe_session_id parent)
 {
-  guint keep = is_chat (job) ? job->r.messages->len : 1;
-
   job->is_forked = TRUE;
   for (guint i = 1; i < job->r.n; i++)
     {
       g_autoptr (GError) cause = NULL;
-      qe_session_id session = qe_engine_fork_session (job->server->engine, parent, keep, &cause);
+      qe_session_id session = qe_engine_fork_session (job->server->engine, parent, QE_KEEP_PROMPT, &cause);
 
       if (session == 0)
         {
