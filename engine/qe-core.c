@@ -750,6 +750,8 @@ void qe_core_generate(qe_core *core, qe_request *request)
         t->last_used = ++core->clock;
         if (!request->is_eval)
             request->reply = qe_reply_new(core->tokenizer, (const char *const *)request->stop);
+        request->opens_thought =
+            !request->ids && !request->continue_reply && qe_template_forces_thinking(core->tmpl);
         if (request->constraint)
             begin_guide(core, request);
         g_ptr_array_add(core->waiting, request);

@@ -66,6 +66,7 @@ struct qe_request {
     uint32_t slot;     /* QK_NO_SLOT unless running */
     uint32_t pos;      /* next position to plan */
     uint32_t n_unread; /* tokens drawn by steps in flight */
+    bool opens_thought; /* the prompt ends with "<think>\n", which the reply's text begins with */
     bool history_set;  /* the slot has this request's penalty history */
     bool top_known, reuse_counted;
     uint32_t n_prompt, n_generated, n_generate_max;

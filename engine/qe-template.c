@@ -493,6 +493,10 @@ bool qe_template_append_reply(
     builder b = begin(self, ids, error);
     guint before = ids->len;
 
+    if (self->form.thinking_forced && n_bytes >= 8 && memcmp(text, "<think>\n", 8) == 0) {
+        text += 8;
+        n_bytes -= 8;
+    }
     put_assistant_text(&b, text, n_bytes);
     flush_text(&b);
     return finish(&b, before);

@@ -60,7 +60,8 @@ bool qe_template_append_message(const qe_template *self, qe_template_role role, 
 /* What stands before the reply. */
 bool qe_template_append_generation(
     const qe_template *self, qe_template_thinking thinking, GArray *ids, GError **error);
-/* The text of a reply that is not over, behind append_generation(): as it was generated, <think> and </think> as ids. */
+/* The text of a reply that is not over, behind append_generation(): as it was generated, <think> and </think> as ids. A
+ * "<think>\n" that the template has put already is not put again. */
 bool qe_template_append_reply(
     const qe_template *self, const char *text, gsize n_bytes, GArray *ids, GError **error);
 /* What stands between a generated reply and the next message. @ended: the reply's last id is qe_template_end_id(). */

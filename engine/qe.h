@@ -483,7 +483,9 @@ typedef struct {
     qe_request_state state;
     uint32_t n_before;                /* QUEUED: requests ahead */
     uint32_t n_prompt, n_prompt_done; /* done counts reused tokens too */
-    char *text;                       /* owned: the reply's new text since the last take; never NULL */
+    /* owned: the reply's new text since the last take; never NULL. Where the template opens the thought in the prompt, a
+     * reply's text begins with that "<think>\n" all the same. */
+    char *text;
     gsize n_text;
     uint32_t *ids; /* owned: new generated ids since the last take, end token included */
     uint32_t n_ids;
