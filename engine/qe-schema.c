@@ -743,6 +743,12 @@ static bool compile_tool(
     if (wanted && strcmp(wanted, json_node_get_string(name)) != 0)
         return true;
     JsonNode *parameters = json_object_get_member(json_node_get_object(function), "parameters");
+    if (parameters && JSON_NODE_HOLDS_NULL(parameters))
+        parameters = NULL;
+    if (parameters && !JSON_NODE_HOLDS_OBJECT(parameters)) {
+        g_set_error(error, QE_ERROR, QE_ERROR_FORMAT, "tools[%u].function.parameters must be an object", i);
+        return false;
+    }
     if (parameters && !is_strict(json_node_get_object(function)) && !is_known(parameters))
         parameters = NULL;
     uint32_t call = compile_call(grammar, json_node_get_string(name), parameters, i, error);

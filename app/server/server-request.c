@@ -624,6 +624,10 @@ check_members (guint i, const SrvJson *message, qe_role role, SrvError *error)
         return srv_error_set (error, 400, "invalid_value", "messages",
                               "messages[%u].tool_calls: only messages of the assistant have calls",
                               i);
+      if (strcmp (name, "tool_call_id") == 0
+          && (role != QE_ROLE_TOOL || value->type != SRV_JSON_STRING))
+        return srv_error_set (error, 400, "invalid_value", "messages",
+                              "messages[%u].tool_call_id: expected a string, with role tool", i);
       if (strcmp (name, "audio") == 0)
         return srv_error_set (error, 400, "unsupported_content", "messages",
                               "messages[%u].audio: this model reads text", i);
