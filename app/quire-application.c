@@ -23,6 +23,9 @@ struct _QuireApplication
   QuireEngineClient *client;
   QuireHistory *history;
   QuireKeeper *keeper;
+#ifdef QUIRE_HAVE_SERVER
+  QuireLocalServer *server;
+#endif
   char *applied; /* what the engine was started with, see dup_engine_settings() */
   char *model;   /* --model, or NULL */
   char *backend; /* --backend, or NULL */
@@ -48,6 +51,14 @@ quire_application_get_keeper (QuireApplication *self)
 {
   return self->keeper;
 }
+
+#ifdef QUIRE_HAVE_SERVER
+QuireLocalServer *
+quire_application_get_server (QuireApplication *self)
+{
+  return self->server;
+}
+#endif
 
 /* ---- Engine and model ---- */
 
@@ -305,6 +316,9 @@ quire_application_startup (GApplication *application)
   g_signal_connect_object (self->client, "status-changed", G_CALLBACK (update_release_action), self,
                            G_CONNECT_SWAPPED);
   update_release_action (self);
+#ifdef QUIRE_HAVE_SERVER
+  self->server = quire_local_server_new (self->client);
+#endif
   {
     g_autofree char *path = quire_dup_history_path ();
 
@@ -395,6 +409,9 @@ quire_application_shutdown (GApplication *application)
   QuireApplication *self = QUIRE_APPLICATION (application);
 
   G_APPLICATION_CLASS (quire_application_parent_class)->shutdown (application);
+#ifdef QUIRE_HAVE_SERVER
+  g_clear_object (&self->server);
+#endif
   g_clear_object (&self->keeper);
   g_clear_object (&self->client);
   quire_history_close (self->history);
@@ -406,6 +423,9 @@ quire_application_finalize (GObject *object)
 {
   QuireApplication *self = QUIRE_APPLICATION (object);
 
+#ifdef QUIRE_HAVE_SERVER
+  g_clear_object (&self->server);
+#endif
   g_clear_object (&self->keeper);
   g_clear_object (&self->client);
   g_clear_object (&self->history);

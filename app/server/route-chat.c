@@ -847,8 +847,8 @@ check_model (const SrvRequest *r, const qe_engine_status *status, SrvError *erro
 {
   g_autofree char *id = srv_dup_model_id (status);
 
-  if (id == NULL)
-    return srv_error_no_model (error);
+  if (id == NULL || status->state != QE_ENGINE_READY)
+    return srv_error_for_state (error, status->state);
   if (r->model == NULL || strcmp (r->model, id) == 0 || strcmp (r->model, status->model->name) == 0)
     return TRUE;
   return srv_error_set (error, 404, "model_not_found", "model",
