@@ -24,6 +24,9 @@ struct _QuireApplication
   QuireEngineClient *client;
   QuireHistory *history;
   QuireKeeper *keeper;
+#ifdef QUIRE_HAVE_SERVER
+  QuireLocalServer *server;
+#endif
   char *applied; /* what the engine was started with, see dup_engine_settings() */
   char *model;   /* --model, or NULL */
   char *backend; /* --backend, or NULL */
@@ -51,6 +54,14 @@ quire_application_get_keeper (QuireApplication *self)
 {
   return self->keeper;
 }
+
+#ifdef QUIRE_HAVE_SERVER
+QuireLocalServer *
+quire_application_get_server (QuireApplication *self)
+{
+  return self->server;
+}
+#endif
 
 /* ---- Engine and model ---- */
 
@@ -400,6 +411,9 @@ quire_application_startup (GApplication *application)
                            G_CONNECT_SWAPPED);
   update_release_action (self);
   quire_inhibit_watch (GTK_APPLICATION (self), self->client);
+#ifdef QUIRE_HAVE_SERVER
+  self->server = quire_local_server_new (self->client);
+#endif
   {
     g_autofree char *path = quire_dup_history_path ();
 
@@ -511,6 +525,9 @@ quire_application_shutdown (GApplication *application)
   QuireApplication *self = QUIRE_APPLICATION (application);
 
   G_APPLICATION_CLASS (quire_application_parent_class)->shutdown (application);
+#ifdef QUIRE_HAVE_SERVER
+  g_clear_object (&self->server);
+#endif
   g_clear_object (&self->keeper);
   g_clear_object (&self->client);
   quire_history_close (self->history);
@@ -522,6 +539,9 @@ quire_application_finalize (GObject *object)
 {
   QuireApplication *self = QUIRE_APPLICATION (object);
 
+#ifdef QUIRE_HAVE_SERVER
+  g_clear_object (&self->server);
+#endif
   g_clear_object (&self->keeper);
   g_clear_object (&self->client);
   g_clear_object (&self->history);

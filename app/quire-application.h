@@ -4,6 +4,9 @@
 #include "app/quire-engine-client.h"
 #include "app/quire-history.h"
 #include "app/quire-keeper.h"
+#ifdef QUIRE_HAVE_SERVER
+#include "app/quire-local-server.h"
+#endif
 
 G_BEGIN_DECLS
 
@@ -15,6 +18,9 @@ QuireEngineClient *quire_application_get_client (QuireApplication *self);
 /* All conversations, kept on disk. */
 QuireHistory *quire_application_get_history (QuireApplication *self);
 QuireKeeper *quire_application_get_keeper (QuireApplication *self);
+#ifdef QUIRE_HAVE_SERVER
+QuireLocalServer *quire_application_get_server (QuireApplication *self);
+#endif
 /* Checks @dir on a worker; then remembers it and loads it, or shows in @window why not. */
 void quire_application_choose_model (QuireApplication *self, const char *dir, GtkWindow *window);
 /* Remembers @dir, which is known to hold a model, and loads it. */

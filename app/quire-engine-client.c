@@ -40,6 +40,7 @@ enum
   NEWS,
   SESSIONS_LOST,
   TURN_ASKED,
+  ENGINE_LEAVING,
   N_SIGNALS
 };
 static guint signals[N_SIGNALS];
@@ -234,10 +235,13 @@ quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *opt
   o.wakeup_user = source;
   o.replaces = self->engine;
 
+  if (self->engine != NULL)
+    g_signal_emit (self, signals[ENGINE_LEAVING], 0);
   engine = qe_engine_new (&o, error);
   if (engine == NULL)
     {
       g_source_unref (source);
+      g_signal_emit (self, signals[STATUS_CHANGED], 0);
       return FALSE;
     }
 
@@ -354,6 +358,12 @@ const char *
 quire_engine_client_get_model_dir (QuireEngineClient *self)
 {
   return self->model_dir;
+}
+
+qe_engine *
+quire_engine_client_get_engine (QuireEngineClient *self)
+{
+  return self->engine;
 }
 
 const qe_engine_status *
@@ -673,7 +683,8 @@ static void
 quire_engine_client_class_init (QuireEngineClientClass *klass)
 {
   static const char *names[N_SIGNALS]
-      = { "status-changed", "snapshot-changed", "news", "sessions-lost", "turn-asked" };
+      = { "status-changed", "snapshot-changed", "news", "sessions-lost", "turn-asked",
+          "engine-leaving" };
 
   G_OBJECT_CLASS (klass)->finalize = quire_engine_client_finalize;
   for (int i = 0; i < N_SIGNALS; i++)

@@ -16,6 +16,7 @@ G_DECLARE_FINAL_TYPE (QuireEngineClient, quire_engine_client, QUIRE, ENGINE_CLIE
  *   snapshot-changed  a newer snapshot is there
  *   news              some request may have news; each conversation looks at its own
  *   sessions-lost     every session id is void: another model, or another engine
+ *   engine-leaving    the engine is about to be replaced: whoever borrows it lets go of it now; status-changed follows
  *   turn-asked        quire_engine_client_generate() is about to ask: what can wait gives way */
 
 /* Call quire_engine_client_start() next. */
@@ -48,6 +49,8 @@ void quire_engine_client_set_cache (QuireEngineClient *self, guint64 bytes);
 /* The folder last asked for; NULL before the first. */
 const char *quire_engine_client_get_model_dir (QuireEngineClient *self);
 
+/* The engine itself, for the local server; NULL before the first start. Borrowed until engine-leaving. */
+qe_engine *quire_engine_client_get_engine (QuireEngineClient *self);
 /* Borrowed until the next main loop iteration. Never NULL. */
 const qe_engine_status *quire_engine_client_get_status (QuireEngineClient *self);
 /* Borrowed until the next snapshot-changed; NULL before the engine started. */

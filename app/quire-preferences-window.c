@@ -10,12 +10,16 @@
 #include "app/quire-format.h"
 #include "app/quire-limits.h"
 #include "app/quire-models-window.h"
+#ifdef QUIRE_HAVE_SERVER
+#include "app/quire-server-group.h"
+#endif
 #include "app/quire-settings.h"
 
 struct _QuirePreferencesWindow
 {
   AdwPreferencesWindow parent_instance;
 
+  AdwPreferencesPage *main_page;
   AdwActionRow *folder_row;
   GtkButton *default_button;
   GtkSpinButton *threads_spin, *max_tokens_spin, *reserve_spin;
@@ -420,6 +424,7 @@ quire_preferences_window_class_init (QuirePreferencesWindowClass *klass)
   g_type_ensure (QUIRE_TYPE_LIMITS);
   gtk_widget_class_set_template_from_resource (
       widget_class, "/io/github/quire_chat/Quire/quire-preferences-window.ui");
+  gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, main_page);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, folder_row);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, default_button);
   gtk_widget_class_bind_template_child (widget_class, QuirePreferencesWindow, threads_spin);
@@ -456,6 +461,9 @@ quire_preferences_window_init (QuirePreferencesWindow *self)
   g_autofree char *seed = g_settings_get_string (settings, "seed");
 
   gtk_widget_init_template (GTK_WIDGET (self));
+#ifdef QUIRE_HAVE_SERVER
+  adw_preferences_page_add (self->main_page, g_object_new (QUIRE_TYPE_SERVER_GROUP, NULL));
+#endif
   g_settings_bind (settings, "reserve-mib", self->reserve_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "threads", self->threads_spin, "value", G_SETTINGS_BIND_DEFAULT);
   g_settings_bind (settings, "auto-title", self->title_switch, "active", G_SETTINGS_BIND_DEFAULT);

@@ -37,6 +37,24 @@ qe_constraint *qe_constraint_new_tool_call(
     return take(qe_schema_tools_to_grammar(tools, length(tools, n_bytes), name, parallel, error));
 }
 
+qe_constraint *qe_constraint_new_tool_call_or_text(
+    const char *tools, gssize n_bytes, bool parallel, GError **error)
+{
+    qe_constraint *self =
+        take(qe_schema_tools_to_grammar(tools, length(tools, n_bytes), NULL, parallel, error));
+    if (self)
+        self->kind = QE_CONSTRAINT_CALLS;
+    return self;
+}
+
+qe_constraint *qe_constraint_new_no_tool_call(void)
+{
+    qe_constraint *self = g_new0(qe_constraint, 1);
+    self->kind = QE_CONSTRAINT_NO_CALL;
+    self->n_refs = 1;
+    return self;
+}
+
 qe_constraint *qe_constraint_ref(qe_constraint *self)
 {
     g_atomic_int_inc(&self->n_refs);

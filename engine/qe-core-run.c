@@ -822,6 +822,8 @@ static void accept_token(qe_core *core, qe_request *request, uint32_t id, const 
     qe_turn_extend(core, t, request, ends);
     g_autoptr(GString) text = g_string_new(NULL);
     /* Any id can be an end id; it is never part of the text, also when its token is an ordinary word. */
+    if (request->opens_thought && request->n_generated == 1)
+        g_string_append(text, "<think>\n");
     bool stopped = !ends && qe_reply_push(request->reply, id, text);
     qe_outbox_push_token(request->outbox, text->str, text->len, id, logprobs);
     bool bound = false;

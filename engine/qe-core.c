@@ -632,6 +632,8 @@ void qe_core_fork(qe_core *core, qe_session_id id, qe_session_id parent_id, uint
         return;
     }
     uint32_t n_turns = qe_session_n_turns(parent->session);
+    if (keep_messages == QE_KEEP_PROMPT)
+        keep_messages = n_turns ? n_turns - 1 : 0;
     if (keep_messages != QE_KEEP_ALL && keep_messages > n_turns) {
         qe_timeline *t = qe_core_add_timeline(core, id, NULL);
         g_set_error(&t->broken, QE_ERROR, QE_ERROR_NOT_FOUND,
@@ -745,6 +747,8 @@ void qe_core_generate(qe_core *core, qe_request *request)
         t->last_used = ++core->clock;
         if (!request->is_eval)
             request->reply = qe_reply_new(core->tokenizer, (const char *const *)request->stop);
+        request->opens_thought =
+            !request->ids && !request->continue_reply && qe_template_forces_thinking(core->tmpl);
         if (request->constraint)
             begin_guide(core, request);
         g_ptr_array_add(core->waiting, request);

@@ -2,7 +2,10 @@
  *
  *   free (thinking, until "</think>": anything but an end) --"</think>"--> bound by the grammar --> whole: may end
  *
- * A reply that need not think, but may, is bound from its first token on, which may also be "<think>". */
+ * A reply that need not think, but may, is bound from its first token on, which may also be "<think>".
+ *
+ * Of a constraint that waits for "<tool_call>" (qe-constraint.h) all is free, ends too, until that stands outside a think
+ * block; a tag that the vocabulary has as a token counts only as that token, else its letters do. */
 #pragma once
 #include <glib.h>
 #include <stdbool.h>

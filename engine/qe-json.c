@@ -632,3 +632,26 @@ bool qe_json_get_object(const qe_json_view *view, const char *field, const char 
     *value = (qe_json_view){view->label, prefix, json_node_get_object(node)};
     return true;
 }
+
+/* ---- Writing ---- */
+
+void qe_json_write_escaped(GString *out, const char *text)
+{
+    static const char *const from = "\"\\\b\f\n\r\t", *const to = "\"\\bfnrt";
+    for (const char *p = text; *p; p++) {
+        const char *found = strchr(from, *p);
+        if (found)
+            g_string_append_printf(out, "\\%c", to[found - from]);
+        else if ((guchar)*p < 0x20)
+            g_string_append_printf(out, "\\u%04x", (guchar)*p);
+        else
+            g_string_append_c(out, *p);
+    }
+}
+
+void qe_json_write_string(GString *out, const char *text)
+{
+    g_string_append_c(out, '"');
+    qe_json_write_escaped(out, text);
+    g_string_append_c(out, '"');
+}

@@ -107,6 +107,10 @@ bool qe_json_has(const qe_json_view *view, const char *field);
 /* A few words for messages: what the member is ("the number 7", "a list"). Owned. */
 char *qe_json_describe(const qe_json_view *view, const char *field);
 
+/* @text as the inside of a JSON string: no escape that JSON does not demand, the short ones where there are; with quotes. */
+void qe_json_write_escaped(GString *out, const char *text);
+void qe_json_write_string(GString *out, const char *text);
+
 /* The first characters of @text, for messages: long text ends in "...", never inside a character. Owned. */
 char *qe_json_excerpt(const char *text);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "engine/qe-limits.h"
 #include "engine/qe-sampler.h"
+#include "engine/qe-tools.h"
 
 void qe_generate_params_init(qe_generate_params *params, const qe_model_info *info)
 {
@@ -41,6 +42,15 @@ static bool check_params(const qe_generate_params *params, GError **error)
                                       params->messages[params->n_messages - 1].role != QE_ROLE_ASSISTANT)) {
         g_set_error(error, QE_ERROR, QE_ERROR_INVALID,
             "A reply is continued at the end of a whole history, after another message");
+        return false;
+    }
+    bool has_tools = params->tools != NULL;
+    for (uint32_t i = 0; i < params->n_messages; i++) {
+        const qe_message *m = &params->messages[i];
+        has_tools |= m->role == QE_ROLE_TOOL || m->n_calls > 0 || m->reasoning;
+    }
+    if (has_tools && !params->whole_history) {
+        g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "Tools and reasoning stand in a whole history only");
         return false;
     }
     if (!params->ids && params->n_messages == 0) {
@@ -91,6 +101,42 @@ static bool check_params(const qe_generate_params *params, GError **error)
     return true;
 }
 
+/* Counts @text against the limit of a request's texts. */
+static bool count_bytes(gsize n, gsize *total, GError **error)
+{
+    if (n <= QE_PROMPT_BYTES_MAX && (*total += n) <= QE_PROMPT_BYTES_MAX)
+        return true;
+    g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "The messages have more than %u bytes of text",
+        QE_PROMPT_BYTES_MAX);
+    return false;
+}
+
+static bool copy_extras(qe_request_message *to, const qe_message *m, gsize *total, GError **error)
+{
+    if (m->reasoning && !count_bytes(strlen(m->reasoning), total, error))
+        return false;
+    to->reasoning = g_strdup(m->reasoning);
+    to->calls = g_new0(qe_tool_call, m->n_calls);
+    for (uint32_t i = 0; i < m->n_calls; i++) {
+        const qe_tool_call *call = &m->calls[i];
+        if (!count_bytes(strlen(call->name) + strlen(call->arguments), total, error))
+            return false;
+        to->calls[to->n_calls++] = (qe_tool_call){g_strdup(call->name), g_strdup(call->arguments)};
+    }
+    return true;
+}
+
+static void message_clear(qe_request_message *m)
+{
+    for (uint32_t i = 0; i < m->n_calls; i++) {
+        g_free((char *)m->calls[i].name);
+        g_free((char *)m->calls[i].arguments);
+    }
+    g_free(m->calls);
+    g_free(m->reasoning);
+    g_free(m->text);
+}
+
 static bool copy_messages(qe_request *self, const qe_generate_params *params, GError **error)
 {
     gsize total = 0;
@@ -99,14 +145,17 @@ static bool copy_messages(qe_request *self, const qe_generate_params *params, GE
     for (uint32_t i = 0; i < params->n_messages; i++) {
         const qe_message *m = &params->messages[i];
         gsize n = m->n_bytes < 0 ? strlen(m->text) : (gsize)m->n_bytes;
-        if (n > QE_PROMPT_BYTES_MAX || (total += n) > QE_PROMPT_BYTES_MAX) {
-            g_set_error(error, QE_ERROR, QE_ERROR_INVALID, "The messages have more than %u bytes of text",
-                QE_PROMPT_BYTES_MAX);
+        if (!count_bytes(n, &total, error))
             return false;
-        }
         self->messages[i] = (qe_request_message){m->role, g_memdup2(m->text, n), n};
+        if (!copy_extras(&self->messages[i], m, &total, error))
+            return false;
     }
-    return true;
+    if (!params->tools)
+        return true;
+    gsize n_tools = params->n_tools_bytes < 0 ? strlen(params->tools) : (gsize)params->n_tools_bytes;
+    self->tools = qe_tools_spell(params->tools, n_tools, error);
+    return self->tools != NULL;
 }
 
 static qe_request *request_alloc(qe_queue *queue)
@@ -183,10 +232,11 @@ void qe_request_unref(qe_request *self)
     if (!self || !g_atomic_int_dec_and_test(&self->n_refs))
         return;
     for (uint32_t i = 0; self->messages && i < self->n_messages; i++)
-        g_free(self->messages[i].text);
+        message_clear(&self->messages[i]);
     g_free(self->messages);
     g_free(self->ids);
     g_strfreev(self->stop);
+    g_strfreev(self->tools);
     qe_reply_free(self->reply);
     qe_guide_free(self->guide);
     qe_constraint_unref(self->constraint);

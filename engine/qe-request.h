@@ -17,6 +17,9 @@ typedef struct {
     qe_role role;
     char *text; /* owned; not NUL-terminated in meaning: n_bytes counts */
     gsize n_bytes;
+    char *reasoning; /* owned; may be NULL */
+    qe_tool_call *calls; /* owned, and what they name */
+    uint32_t n_calls;
 } qe_request_message;
 
 struct qe_timeline;
@@ -33,6 +36,7 @@ struct qe_request {
     uint32_t keep_messages, n_messages;
     qe_request_message *messages;
     bool whole_history;
+    char **tools;        /* of qe_tools_spell(); NULL: none */
     bool continue_reply; /* the last message is a reply that goes on */
     uint32_t *ids;       /* [n_ids]; NULL unless the prompt is exact ids */
     uint32_t n_ids;
@@ -62,6 +66,7 @@ struct qe_request {
     uint32_t slot;     /* QK_NO_SLOT unless running */
     uint32_t pos;      /* next position to plan */
     uint32_t n_unread; /* tokens drawn by steps in flight */
+    bool opens_thought; /* the prompt ends with "<think>\n", which the reply's text begins with */
     bool history_set;  /* the slot has this request's penalty history */
     bool top_known, reuse_counted;
     bool begun_known; /* its first token was drawn from logits that were kept */

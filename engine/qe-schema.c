@@ -74,27 +74,6 @@ static uint32_t compile_item(compiler *c, JsonNode *node, const char *name, guin
 
 /* ---- Literals ---- */
 
-static void write_escaped(GString *out, const char *text)
-{
-    static const char *const from = "\"\\\b\f\n\r\t", *const to = "\"\\bfnrt";
-    for (const char *p = text; *p; p++) {
-        const char *found = strchr(from, *p);
-        if (found)
-            g_string_append_printf(out, "\\%c", to[found - from]);
-        else if ((guchar)*p < 0x20)
-            g_string_append_printf(out, "\\u%04x", (guchar)*p);
-        else
-            g_string_append_c(out, *p);
-    }
-}
-
-static void write_string(GString *out, const char *text)
-{
-    g_string_append_c(out, '"');
-    write_escaped(out, text);
-    g_string_append_c(out, '"');
-}
-
 static void write_value(GString *out, JsonNode *node);
 
 static void write_object(GString *out, JsonObject *object)
@@ -108,7 +87,7 @@ static void write_object(GString *out, JsonObject *object)
     while (json_object_iter_next_ordered(&iter, &name, &value)) {
         g_string_append(out, first ? "" : ", ");
         first = false;
-        write_string(out, name);
+        qe_json_write_string(out, name);
         g_string_append(out, ": ");
         write_value(out, value);
     }
@@ -137,7 +116,7 @@ static void write_value(GString *out, JsonNode *node)
     }
     case JSON_NODE_VALUE:
         if (json_node_get_value_type(node) == G_TYPE_STRING)
-            write_string(out, json_node_get_string(node));
+            qe_json_write_string(out, json_node_get_string(node));
         else if (json_node_get_value_type(node) == G_TYPE_BOOLEAN)
             g_string_append(out, json_node_get_boolean(node) ? "true" : "false");
         else if (json_node_get_value_type(node) == G_TYPE_INT64)
@@ -343,7 +322,7 @@ typedef struct {
 static void add_member(compiler *c, members *m, const char *name, uint32_t value, bool required)
 {
     g_autoptr(GString) key = g_string_new(NULL);
-    write_string(key, name);
+    qe_json_write_string(key, name);
     g_ptr_array_add(m->names, g_strndup(key->str + 1, key->len - 2));
     g_string_append_c(key, ':');
     qe_member member = {qe_grammar_add_literal(c->grammar, key->str, key->len), value, required};
@@ -415,7 +394,7 @@ static uint32_t make_object(compiler *c, members *m, JsonObject *schema, GError 
     for (guint i = 0; required && i < json_array_get_length(required); i++) {
         const char *name = json_array_get_string_element(required, i);
         g_autoptr(GString) escaped = g_string_new(NULL);
-        write_escaped(escaped, name);
+        qe_json_write_escaped(escaped, name);
         if (!g_ptr_array_find_with_equal_func(m->names, escaped->str, g_str_equal, NULL))
             add_member(c, m, name, rest, true);
     }
@@ -710,7 +689,7 @@ static uint32_t compile_call(
     if (arguments == QE_GRAMMAR_NONE)
         return arguments;
     g_autoptr(GString) text = g_string_new(NULL);
-    write_string(text, name);
+    qe_json_write_string(text, name);
     g_string_append(text, ", \"arguments\": ");
     uint32_t parts[] = {qe_grammar_add_literal(grammar, text->str, text->len), arguments};
     return qe_grammar_add_sequence(grammar, parts, G_N_ELEMENTS(parts));
@@ -721,6 +700,22 @@ static bool is_tool_name(const char *name)
     gsize n = strlen(name);
     return n > 0 && n <= QE_TOOL_NAME_BYTES_MAX &&
            strspn(name, G_CSET_a_2_z G_CSET_A_2_Z G_CSET_DIGITS "_-.") == n;
+}
+
+static bool is_strict(JsonObject *function)
+{
+    JsonNode *strict = json_object_get_member(function, "strict");
+    return strict && JSON_NODE_HOLDS_VALUE(strict) && json_node_get_value_type(strict) == G_TYPE_BOOLEAN &&
+           json_node_get_boolean(strict);
+}
+
+/* Whether all of a schema is known. It is tried on a grammar of its own, since what fails leaves its parts behind. */
+static bool is_known(JsonNode *schema)
+{
+    g_autoptr(qe_grammar) grammar = qe_grammar_new();
+    g_autoptr(GError) error = NULL;
+    return compile_document(grammar, schema, "", &error) != QE_GRAMMAR_NONE ||
+           !g_error_matches(error, QE_ERROR, QE_ERROR_UNSUPPORTED);
 }
 
 /* The calls of one tool into @calls, unless another is wanted. */
@@ -748,6 +743,14 @@ static bool compile_tool(
     if (wanted && strcmp(wanted, json_node_get_string(name)) != 0)
         return true;
     JsonNode *parameters = json_object_get_member(json_node_get_object(function), "parameters");
+    if (parameters && JSON_NODE_HOLDS_NULL(parameters))
+        parameters = NULL;
+    if (parameters && !JSON_NODE_HOLDS_OBJECT(parameters)) {
+        g_set_error(error, QE_ERROR, QE_ERROR_FORMAT, "tools[%u].function.parameters must be an object", i);
+        return false;
+    }
+    if (parameters && !is_strict(json_node_get_object(function)) && !is_known(parameters))
+        parameters = NULL;
     uint32_t call = compile_call(grammar, json_node_get_string(name), parameters, i, error);
     if (call != QE_GRAMMAR_NONE)
         g_array_append_val(calls, call);

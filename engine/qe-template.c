@@ -10,9 +10,14 @@
 #include "engine/qe-limits.h"
 #include "engine/qe-template-form.h"
 
+enum { TAG_THINK, TAG_THINK_END, TAG_CALL, TAG_CALL_END, TAG_RESPONSE, TAG_RESPONSE_END, N_TAGS };
+static const char *const tags[N_TAGS] = {
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"};
+
 struct qe_template {
     qe_tokenizer *tokenizer;
     uint32_t start_id, end_id, think_id, think_end_id;
+    int64_t tag_ids[N_TAGS]; /* -1: the vocabulary spells it */
     int64_t eos_id;
     uint32_t n_reply_prefix;
     bool has_think_ids;
@@ -116,6 +121,11 @@ static bool template_read(qe_template *self, const char *dir, GError **error)
         ok = find_control(self, file, "<think>", &self->think_id, error) &&
              find_control(self, file, "</think>", &self->think_end_id, error);
         self->has_think_ids = ok;
+    }
+    for (guint i = 0; i < N_TAGS; i++) {
+        uint32_t id;
+        bool found = qe_tokenizer_find(self->tokenizer, tags[i], &id) && qe_tokenizer_is_added(self->tokenizer, id);
+        self->tag_ids[i] = found ? (int64_t)id : -1;
     }
     json_object_unref(root);
     return ok;
@@ -226,30 +236,47 @@ static void get_reasoning(const char *text, gsize n, const char **reasoning, gsi
     strip_front(reasoning, n_reasoning);
 }
 
+static void put_tag(builder *b, guint tag)
+{
+    if (b->self->tag_ids[tag] >= 0)
+        put_id(b, (uint32_t)b->self->tag_ids[tag]);
+    else
+        put_text(b, tags[tag], strlen(tags[tag]));
+}
+
+/* Text in which the first @n_tags tags are control tokens. Each tag is looked for once over the text, however often another
+ * one stands there. */
+static void put_tagged(builder *b, const char *text, gsize n, guint n_tags)
+{
+    const char *end = text + n, *next[N_TAGS];
+
+    for (guint i = 0; i < n_tags; i++)
+        next[i] = find_in(text, n, tags[i]);
+    for (;;) {
+        guint tag = n_tags;
+
+        for (guint i = 0; i < n_tags; i++)
+            if (next[i] != NULL && (tag == n_tags || next[i] < next[tag]))
+                tag = i;
+        if (tag == n_tags)
+            break;
+        put_text(b, text, (gsize)(next[tag] - text));
+        put_tag(b, tag);
+        text = next[tag] + strlen(tags[tag]);
+        next[tag] = find_in(text, (gsize)(end - text), tags[tag]);
+    }
+    put_text(b, text, (gsize)(end - text));
+}
+
 /* Assistant text as it stands: think tags are control tokens. */
 static void put_assistant_text(builder *b, const char *text, gsize n)
 {
-    while (b->self->has_think_ids && n > 0) {
-        const char *open = find_in(text, n, "<think>"), *close = find_in(text, n, "</think>");
-        bool is_open = open != NULL && (close == NULL || open < close);
-        const char *tag = is_open ? open : close;
-        gsize n_before;
-
-        if (tag == NULL)
-            break;
-        n_before = (gsize)(tag - text);
-        put_text(b, text, n_before);
-        put_id(b, is_open ? b->self->think_id : b->self->think_end_id);
-        n_before += strlen(is_open ? "<think>" : "</think>");
-        text += n_before;
-        n -= n_before;
-    }
-    put_text(b, text, n);
+    put_tagged(b, text, n, b->self->has_think_ids ? TAG_THINK_END + 1 : 0);
 }
 
 static void put_head(builder *b, qe_template_role role)
 {
-    static const char *const names[] = {"system\n", "user\n", "assistant\n"};
+    static const char *const names[] = {"system\n", "user\n", "assistant\n", "user"};
 
     put_id(b, b->self->start_id);
     put_text(b, names[role], strlen(names[role]));
@@ -262,18 +289,45 @@ static void put_end(builder *b)
     flush_text(b);
 }
 
+/* The calls of an assistant message. @behind_text: there is text before them. */
+static void put_calls(builder *b, const qe_template_message *m, bool behind_text)
+{
+    static const char head[] = "\n{\"name\": \"", middle[] = "\", \"arguments\": ", end[] = "}\n";
+
+    for (uint32_t i = 0; i < m->n_calls; i++) {
+        const qe_template_call *call = &m->calls[i];
+
+        if (i > 0 || behind_text)
+            put_text(b, "\n", 1);
+        put_tag(b, TAG_CALL);
+        put_text(b, head, strlen(head));
+        put_text(b, call->name, strlen(call->name));
+        put_text(b, middle, strlen(middle));
+        put_text(b, call->arguments, strlen(call->arguments));
+        put_text(b, end, strlen(end));
+        put_tag(b, TAG_CALL_END);
+    }
+}
+
 /* An assistant message. @earlier: a user turn follows it; @last: nothing follows it. */
-static void put_assistant(builder *b, const char *text, gsize n, bool earlier, bool last)
+static void put_assistant(builder *b, const qe_template_message *m, bool earlier, bool last)
 {
     const qe_template *t = b->self;
-    const char *reasoning;
-    gsize n_reasoning;
+    const char *text = m->text, *reasoning = m->reasoning;
+    gsize n = m->n_bytes, n_reasoning = reasoning != NULL ? strlen(reasoning) : 0;
+    /* Given beside the text, reasoning is not looked for in it. */
+    bool given = t->form.rebuilds_think && reasoning != NULL;
+    bool has_text;
 
     put_head(b, QE_TEMPLATE_ASSISTANT);
-    if (t->form.rebuilds_think && !earlier) {
+    if (t->form.rebuilds_think && !given)
         get_reasoning(text, n, &reasoning, &n_reasoning);
+    if (!given && (t->form.rebuilds_think || (t->form.strips && earlier)))
         cut_reasoning(&text, &n);
+    has_text = n > 0;
+    if (t->form.rebuilds_think && !earlier) {
         if (n_reasoning > 0 || last) {
+            strip_front(&reasoning, &n_reasoning);
             strip_back(reasoning, &n_reasoning);
             put_id(b, t->think_id);
             put_text(b, "\n", 1);
@@ -284,16 +338,53 @@ static void put_assistant(builder *b, const char *text, gsize n, bool earlier, b
             strip_front(&text, &n);
         }
         put_text(b, text, n);
-    } else if (t->form.strips && earlier) {
-        cut_reasoning(&text, &n);
-        put_text(b, text, n);
-    } else if (t->form.rebuilds_think) {
-        cut_reasoning(&text, &n);
+    } else if (t->form.rebuilds_think || (t->form.strips && earlier)) {
         put_text(b, text, n);
     } else {
         put_assistant_text(b, text, n);
     }
+    put_calls(b, m, has_text);
     put_end(b);
+}
+
+/* The system turn that offers tools. @system: the first message when it is a system message, else NULL. */
+static void put_tools(builder *b, const char *const *tools, const qe_template_message *system)
+{
+    static const char head[] =
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+        "function signatures within <tools></tools> XML tags:\n<tools>";
+    static const char end[] =
+        "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+        "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "
+        "<args-json-object>}\n</tool_call>";
+
+    put_head(b, QE_TEMPLATE_SYSTEM);
+    if (system != NULL) {
+        put_text(b, system->text, system->n_bytes);
+        put_text(b, "\n\n", 2);
+    }
+    put_text(b, head, strlen(head));
+    for (guint i = 0; tools[i] != NULL; i++) {
+        put_text(b, "\n", 1);
+        put_text(b, tools[i], strlen(tools[i]));
+    }
+    put_tagged(b, end, strlen(end), N_TAGS);
+    put_end(b);
+}
+
+/* What a tool gave. @first, @last: of those in a row. */
+static void put_response(builder *b, const qe_template_message *m, bool first, bool last)
+{
+    if (first)
+        put_head(b, QE_TEMPLATE_TOOL);
+    put_text(b, "\n", 1);
+    put_tag(b, TAG_RESPONSE);
+    put_text(b, "\n", 1);
+    put_text(b, m->text, m->n_bytes);
+    put_text(b, "\n", 1);
+    put_tag(b, TAG_RESPONSE_END);
+    if (last)
+        put_end(b);
 }
 
 static void put_generation(builder *b, qe_template_thinking thinking)
@@ -372,9 +463,12 @@ bool qe_template_append_message(const qe_template *self, qe_template_role role, 
 {
     builder b = begin(self, ids, error);
     guint before = ids->len;
+    qe_template_message m = {.role = role, .text = text, .n_bytes = n_bytes};
 
     if (role == QE_TEMPLATE_ASSISTANT) {
-        put_assistant(&b, text, n_bytes, true, false);
+        put_assistant(&b, &m, true, false);
+    } else if (role == QE_TEMPLATE_TOOL) {
+        put_response(&b, &m, true, true);
     } else {
         put_head(&b, role);
         put_text(&b, text, n_bytes);
@@ -399,6 +493,10 @@ bool qe_template_append_reply(
     builder b = begin(self, ids, error);
     guint before = ids->len;
 
+    if (self->form.thinking_forced && n_bytes >= 8 && memcmp(text, "<think>\n", 8) == 0) {
+        text += 8;
+        n_bytes -= 8;
+    }
     put_assistant_text(&b, text, n_bytes);
     flush_text(&b);
     return finish(&b, before);
@@ -464,6 +562,17 @@ static bool has_suffix(const qe_template_message *m, const char *word)
 bool qe_template_render(const qe_template *self, const qe_template_message *messages, uint32_t n_messages,
     qe_template_thinking thinking, bool generation_prompt, GArray *ids, GError **error)
 {
+    return qe_template_render_tools(
+        self, NULL, messages, n_messages, thinking, generation_prompt, ids, error);
+}
+
+bool qe_template_render_tools(const qe_template *self, const char *const *tools,
+    const qe_template_message *messages, uint32_t n_messages, qe_template_thinking thinking,
+    bool generation_prompt, GArray *ids, GError **error)
+{
+    bool has_tools = tools != NULL && tools[0] != NULL;
+    const qe_template_message *system =
+        has_tools && n_messages > 0 && messages[0].role == QE_TEMPLATE_SYSTEM ? &messages[0] : NULL;
     builder b = begin(self, ids, error);
     guint before = ids->len;
     /* The family counts from the end of the list when there is no user turn; the shipped model from before it. */
@@ -476,11 +585,16 @@ bool qe_template_render(const qe_template *self, const qe_template_message *mess
             last_user = i;
             break;
         }
-    for (uint32_t i = 0; i < n_messages; i++) {
+    if (has_tools)
+        put_tools(&b, tools, system);
+    for (uint32_t i = system != NULL; i < n_messages; i++) {
         const qe_template_message *m = &messages[i];
 
         if (m->role == QE_TEMPLATE_ASSISTANT) {
-            put_assistant(&b, m->text, m->n_bytes, (int64_t)i <= last_user, i + 1 == n_messages);
+            put_assistant(&b, m, (int64_t)i <= last_user, i + 1 == n_messages);
+        } else if (m->role == QE_TEMPLATE_TOOL) {
+            put_response(&b, m, i == 0 || messages[i - 1].role != QE_TEMPLATE_TOOL,
+                i + 1 == n_messages || messages[i + 1].role != QE_TEMPLATE_TOOL);
         } else {
             put_head(&b, m->role);
             put_text(&b, m->text, m->n_bytes);

@@ -10,7 +10,7 @@
  * Control tokens are ids; all text is encoded plainly, so a message that spells a control token stays text. What lies
  * between two control tokens is encoded as one segment, which makes the ids equal to encoding the rendered text. The one
  * exception to plain text: <think> and </think> in an *assistant* message of a template that knows them are its control
- * tokens, since they are that model's own output form.
+ * tokens, since they are that model's own output form. The tags of tools are control tokens where the template puts them.
  *
  * A session never renders its history again. It keeps exact ids and appends:
  *
@@ -33,7 +33,12 @@ G_BEGIN_DECLS
 typedef struct qe_template qe_template;
 
 /* The values of qe_role and qe_thinking in qe.h. */
-typedef enum { QE_TEMPLATE_SYSTEM, QE_TEMPLATE_USER, QE_TEMPLATE_ASSISTANT } qe_template_role;
+typedef enum {
+    QE_TEMPLATE_SYSTEM,
+    QE_TEMPLATE_USER,
+    QE_TEMPLATE_ASSISTANT,
+    QE_TEMPLATE_TOOL
+} qe_template_role;
 typedef enum { QE_TEMPLATE_DEFAULT, QE_TEMPLATE_THINK, QE_TEMPLATE_NO_THINK } qe_template_thinking;
 
 /* Reads chat_template.jinja, else "chat_template" of tokenizer_config.json in @dir. @tokenizer: a reference is taken.
@@ -55,7 +60,8 @@ bool qe_template_append_message(const qe_template *self, qe_template_role role, 
 /* What stands before the reply. */
 bool qe_template_append_generation(
     const qe_template *self, qe_template_thinking thinking, GArray *ids, GError **error);
-/* The text of a reply that is not over, behind append_generation(): as it was generated, <think> and </think> as ids. */
+/* The text of a reply that is not over, behind append_generation(): as it was generated, <think> and </think> as ids. A
+ * "<think>\n" that the template has put already is not put again. */
 bool qe_template_append_reply(
     const qe_template *self, const char *text, gsize n_bytes, GArray *ids, GError **error);
 /* What stands between a generated reply and the next message. @ended: the reply's last id is qe_template_end_id(). */
@@ -67,14 +73,27 @@ bool qe_template_strip_reply(
     const qe_template *self, const uint32_t *ids, uint32_t n_ids, GArray *out, bool *changed, GError **error);
 
 typedef struct {
+    const char *name, *arguments; /* put as they are */
+} qe_template_call;
+
+typedef struct {
     qe_template_role role;
     const char *text;
     gsize n_bytes;
+    /* Of an assistant message. */
+    const char *reasoning; /* NULL: what the text has of it */
+    const qe_template_call *calls;
+    uint32_t n_calls;
 } qe_template_message;
 
 /* The whole conversation, as the Jinja template would. */
 bool qe_template_render(const qe_template *self, const qe_template_message *messages, uint32_t n_messages,
     qe_template_thinking thinking, bool generation_prompt, GArray *ids, GError **error);
+/* The same with tools: @tools is NULL, or NULL-terminated texts of qe_tools_spell(). Messages of tools stand in a user turn,
+ * those in a row in one. The shipped model's template has no place for tools and gets Qwen3's. */
+bool qe_template_render_tools(const qe_template *self, const char *const *tools,
+    const qe_template_message *messages, uint32_t n_messages, qe_template_thinking thinking,
+    bool generation_prompt, GArray *ids, GError **error);
 
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_template, qe_template_free)
 G_END_DECLS

@@ -10,6 +10,7 @@
  *
  * Replies are never tokenised from text here: what is kept is kept as ids. */
 #include "engine/qe-turn.h"
+#include <string.h>
 #include "engine/qe-limits.h"
 
 typedef struct {
@@ -201,20 +202,70 @@ static bool edit_new_turn(
     return true;
 }
 
-/* A whole conversation: each message begins at a message-begin token, which no text can spell. */
+typedef struct {
+    qe_role role;
+    uint64_t hash;
+} given_turn;
+
+static uint64_t hash_text(uint64_t h, const char *text, gsize n)
+{
+    for (gsize i = 0; i < n; i++)
+        h = (h ^ (uint8_t)text[i]) * 0x100000001b3u;
+    return h;
+}
+
+/* The turns that a history's first @n messages are in the prompt: one each, but tools have a system turn, which takes the
+ * system message in, and what tools gave in a row is one turn of the user. */
+static GArray *turns_of(const qe_request *request, uint32_t n)
+{
+    GArray *turns = g_array_new(FALSE, FALSE, sizeof(given_turn));
+    bool tools = request->tools && request->tools[0];
+    if (tools) {
+        given_turn system = {QE_ROLE_SYSTEM, 0x9ae16a3b2f90404fu};
+        for (guint i = 0; request->tools[i]; i++)
+            system.hash = hash_text(system.hash, request->tools[i], strlen(request->tools[i]));
+        g_array_append_val(turns, system);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const qe_request_message *m = &request->messages[i];
+        given_turn turn = {m->role == QE_ROLE_TOOL ? QE_ROLE_USER : m->role, hash_message(m)};
+        bool joins = (tools && i == 0 && m->role == QE_ROLE_SYSTEM) ||
+                     (i > 0 && m->role == QE_ROLE_TOOL && m[-1].role == QE_ROLE_TOOL);
+        if (joins) {
+            given_turn *last = &g_array_index(turns, given_turn, turns->len - 1);
+            last->hash = hash_text(last->hash, m->text, m->n_bytes);
+        } else {
+            g_array_append_val(turns, turn);
+        }
+    }
+    return turns;
+}
+
+static qe_template_message to_template(const qe_request_message *m)
+{
+    return (qe_template_message){
+        .role = (qe_template_role)m->role,
+        .text = m->text,
+        .n_bytes = m->n_bytes,
+        .reasoning = m->reasoning,
+        .calls = (const qe_template_call *)m->calls,
+        .n_calls = m->n_calls,
+    };
+}
+
+/* A whole conversation: each turn begins at a message-begin token, which no text can spell. */
 static bool edit_history(
     const qe_core *core, const qe_session *session, const qe_request *request, edit *e, GError **error)
 {
     g_autofree qe_template_message *messages = g_new0(qe_template_message, request->n_messages);
-    for (uint32_t i = 0; i < request->n_messages; i++) {
-        const qe_request_message *m = &request->messages[i];
-        messages[i] = (qe_template_message){(qe_template_role)m->role, m->text, m->n_bytes};
-    }
+    for (uint32_t i = 0; i < request->n_messages; i++)
+        messages[i] = to_template(&request->messages[i]);
     /* A reply to go on with is the open end of the prompt, not a message of it. */
     uint32_t n_given = request->n_messages - (request->continue_reply ? 1 : 0);
-    if (!qe_template_render(
-            core->tmpl, messages, n_given, (qe_template_thinking)request->thinking, true, e->ids, error))
+    if (!qe_template_render_tools(core->tmpl, (const char *const *)request->tools, messages, n_given,
+            (qe_template_thinking)request->thinking, true, e->ids, error))
         return false;
+    g_autoptr(GArray) given = turns_of(request, n_given);
     uint32_t n_before_reply = e->ids->len;
     if (request->continue_reply && !qe_template_append_reply(core->tmpl, messages[n_given].text,
                                        messages[n_given].n_bytes, e->ids, error))
@@ -225,14 +276,14 @@ static bool edit_history(
         uint32_t end = at + 1;
         while (end < n && g_array_index(e->ids, uint32_t, end) != start_id)
             end++;
-        bool reply = i >= n_given;
+        bool reply = i >= given->len;
         qe_turn turn = {
-            .role = reply ? QE_ROLE_ASSISTANT : request->messages[i].role,
+            .role = reply ? QE_ROLE_ASSISTANT : g_array_index(given, given_turn, i).role,
             .state = reply ? QE_TURN_OPEN : QE_TURN_GIVEN,
             .begin = at,
             .end = end,
             .text_begin = reply ? n_before_reply : MIN(at + qe_template_n_reply_prefix(core->tmpl), end),
-            .text_hash = reply ? 0 : hash_message(&request->messages[i]),
+            .text_hash = reply ? 0 : g_array_index(given, given_turn, i).hash,
         };
         g_array_append_val(e->turns, turn);
         at = end;

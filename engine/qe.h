@@ -270,7 +270,7 @@ bool qe_engine_set_cache(
     qe_engine *engine, qe_session_id session, const qe_cache_config *config, GError **error);
 /* The session will be used soon (its tab came to the front): its pages move up as far as there is room. */
 void qe_engine_prefetch_session(qe_engine *engine, qe_session_id session);
-/* A new session that shares the parent's first @keep_messages messages (QE_KEEP_ALL: all) and their sealed pages. */
+/* A new session that shares the parent's first @keep_messages messages (QE_KEEP_ALL: all; QE_KEEP_PROMPT) and their sealed pages. */
 qe_session_id qe_engine_fork_session(
     qe_engine *engine, qe_session_id parent, uint32_t keep_messages, GError **error);
 void qe_engine_close_session(
@@ -281,14 +281,26 @@ void qe_engine_delete_session_files(qe_engine *engine, const char *disk_key);
 
 /* ---- Requests ---- */
 
-#define QE_KEEP_ALL UINT32_MAX
+#define QE_KEEP_ALL    UINT32_MAX
+#define QE_KEEP_PROMPT (UINT32_MAX - 1) /* forks: all but the last message, which is the reply of the last request */
 
-typedef enum { QE_ROLE_SYSTEM, QE_ROLE_USER, QE_ROLE_ASSISTANT } qe_role;
+typedef enum { QE_ROLE_SYSTEM, QE_ROLE_USER, QE_ROLE_ASSISTANT, QE_ROLE_TOOL } qe_role;
 typedef struct {
-    qe_role role;
+    const char *name;
+    const char *arguments; /* JSON, put into the prompt as it is; see qe_json_spell() */
+} qe_tool_call;
+typedef struct {
+    qe_role role;     /* TOOL: what a call gave; with whole_history only */
     const char *text; /* UTF-8; ill-formed bytes become U+FFFD */
     gssize n_bytes;   /* -1: up to the NUL */
+    /* Of a reply, with whole_history only. */
+    const char *reasoning; /* its thinking; NULL: what @text has of it. Templates may leave it out */
+    const qe_tool_call *calls;
+    uint32_t n_calls;
 } qe_message;
+/* @json (@n_bytes of UTF-8; -1: up to the NUL), one value, as Python's json.dumps writes it, which is how templates show
+ * JSON to their models. QE_ERROR_FORMAT or _INVALID. Returns: owned. */
+char *qe_json_spell(const char *json, gssize n_bytes, GError **error);
 
 typedef enum { QE_THINKING_DEFAULT, QE_THINKING_ON, QE_THINKING_OFF } qe_thinking;
 
@@ -329,10 +341,16 @@ qe_constraint *qe_constraint_new_json_object(void);
  * _INVALID what is wrong. Returns: owned. */
 qe_constraint *qe_constraint_new_json_schema(const char *schema, gssize n_bytes, GError **error);
 /* Calls of the functions in @tools, the JSON array of an OpenAI request's `tools`, in the form that the Qwen3 template
- * asks for. @name: of this function only; NULL: of any. @parallel: one or more calls, else just one. Errors as above.
- * Returns: owned. */
+ * asks for. @name: of this function only; NULL: of any. @parallel: one or more calls, else just one. A function that is not
+ * "strict": true and whose schema has keywords that are not known takes any object. Errors as above. Returns: owned. */
 qe_constraint *qe_constraint_new_tool_call(
     const char *tools, gssize n_bytes, const char *name, bool parallel, GError **error);
+/* A reply that is free until "<tool_call>" stands outside its thinking; from there on it is calls as above, and nothing
+ * behind them. Returns: owned. */
+qe_constraint *qe_constraint_new_tool_call_or_text(
+    const char *tools, gssize n_bytes, bool parallel, GError **error);
+/* A reply without the control token "<tool_call>". Returns: owned. */
+qe_constraint *qe_constraint_new_no_tool_call(void);
 qe_constraint *qe_constraint_ref(qe_constraint *self);
 void qe_constraint_unref(qe_constraint *self); /* NULL is fine */
 
@@ -345,6 +363,10 @@ typedef struct {
     const qe_message *messages;
     uint32_t n_messages;
     bool whole_history;
+    /* With @whole_history: the JSON array of an OpenAI request's `tools`, @n_tools_bytes of it (-1: up to the NUL), which the
+     * prompt offers to the model in the template's form; a template without one gets Qwen3's. NULL: none. */
+    const char *tools;
+    gssize n_tools_bytes;
     /* With @whole_history: the last of @messages is a reply that was cut; what is generated goes on from its text, and is
      * all that comes as the request's text. */
     bool continue_reply;
@@ -462,7 +484,9 @@ typedef struct {
     qe_request_state state;
     uint32_t n_before;                /* QUEUED: requests ahead */
     uint32_t n_prompt, n_prompt_done; /* done counts reused tokens too */
-    char *text;                       /* owned: the reply's new text since the last take; never NULL */
+    /* owned: the reply's new text since the last take; never NULL. Where the template opens the thought in the prompt, a
+     * reply's text begins with that "<think>\n" all the same. */
+    char *text;
     gsize n_text;
     uint32_t *ids; /* owned: new generated ids since the last take, end token included */
     uint32_t n_ids;

@@ -369,6 +369,12 @@ quire_server_stop (QuireServer *self)
   g_signal_emit (self, signals[CHANGED], 0);
 }
 
+qe_engine *
+quire_server_get_engine (QuireServer *self)
+{
+  return self->engine;
+}
+
 void
 quire_server_set_engine (QuireServer *self, qe_engine *engine)
 {
@@ -474,8 +480,8 @@ srv_session_remove (QuireServer *self, SrvSession *session)
 
 /* ---- The token's file ---- */
 
-static char *
-new_token (void)
+char *
+quire_server_token_new (void)
 {
   guchar bytes[32];
   GString *text = g_string_new ("sk-quire-");
@@ -497,7 +503,7 @@ fail_token (const char *path, const char *what, GError **error)
 static char *
 make_token (const char *path, GError **error)
 {
-  g_autofree char *token = new_token ();
+  g_autofree char *token = quire_server_token_new ();
   g_autofree char *line = g_strconcat (token, "\n", NULL);
   int fd = open (path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   gboolean ok = fd >= 0 && write (fd, line, strlen (line)) == (gssize)strlen (line);

@@ -42,6 +42,7 @@ QuireServer *quire_server_new (void);
 /* What answers from now on; NULL: nothing does (503). Named sessions are forgotten: call it again whenever all sessions
  * of the engine end (another model). Borrowed: set NULL before the engine goes. */
 void quire_server_set_engine (QuireServer *self, qe_engine *engine);
+qe_engine *quire_server_get_engine (QuireServer *self); /* borrowed; may be NULL */
 
 /* Begins to listen. @options is copied. FALSE with @error: the port is taken, the address is not this machine's, or it
  * is beyond loopback and there is no token. */
@@ -51,6 +52,8 @@ void quire_server_stop (QuireServer *self);
 /* "http://127.0.0.1:8377/"; NULL while it does not listen. Borrowed. */
 const char *quire_server_get_uri (QuireServer *self);
 
+/* A new random token. Returns: owned. */
+char *quire_server_token_new (void);
 /* The token in the file, which must be the user's and 0600. Where there is no file, one with a new random token is made.
  * Returns: owned. */
 char *quire_server_token_from_file (const char *path, GError **error);

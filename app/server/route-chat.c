@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "app/quire-thinking.h"
+#include "app/server/server-calls.h"
 
 typedef struct
 {
@@ -23,6 +24,7 @@ typedef struct
   gboolean is_done;
   GArray *logprobs; /* qe_token_logprobs: of all tokens so far */
   guint n_logprobs_sent;
+  SrvCalls calls; /* of the answer, where the request may have some */
   qe_finish finish;
   qe_receipt receipt;
 } Out;
@@ -54,6 +56,7 @@ job_free (Job *job)
       if (job->outs[i].text != NULL)
         g_string_free (job->outs[i].text, TRUE);
       g_clear_pointer (&job->outs[i].logprobs, g_array_unref);
+      srv_calls_clear (&job->outs[i].calls);
     }
   g_clear_pointer (&job->tokenizer, qe_tokenizer_unref);
   srv_request_clear (&job->r);
@@ -226,10 +229,66 @@ add_logprobs (const Job *job, const Out *o, guint first, GString *out)
 static void
 add_finish (GString *out, const Out *o)
 {
+  const char *reason = o->finish == QE_FINISH_STOP && o->calls.calls != NULL
+                               && srv_calls_are_whole (&o->calls)
+                           ? "tool_calls"
+                           : qe_finish_name (o->finish);
+
   if (o->is_done)
-    g_string_append_printf (out, ",\"finish_reason\":\"%s\"}", qe_finish_name (o->finish));
+    g_string_append_printf (out, ",\"finish_reason\":\"%s\"}", reason);
   else
     g_string_append (out, ",\"finish_reason\":null}");
+}
+
+/* Looks for calls in the answer; what is left of it is what stands before them. */
+static void
+find_calls (const Job *job, Out *o, QuireThinking *parts)
+{
+  if (!srv_request_may_call (&job->r))
+    return;
+  srv_calls_feed (&o->calls, parts->answer, parts->n_answer, o->is_done);
+  parts->n_answer = o->calls.n_content;
+}
+
+/* All but the opening brace. */
+static void
+add_call (GString *out, const SrvCall *call, const char *arguments, gsize n)
+{
+  srv_json_add_member (out, "id", call->id);
+  g_string_append (out, ",\"type\":\"function\",\"function\":{");
+  srv_json_add_member (out, "name", call->name);
+  g_string_append (out, ",\"arguments\":");
+  srv_json_add_string (out, arguments, (gssize)n);
+  g_string_append (out, "}}");
+}
+
+static void
+add_message (Job *job, Out *o, GString *out)
+{
+  QuireThinking parts = split (o, TRUE);
+  const char *answer = parts.answer;
+  guint n_calls;
+
+  find_calls (job, o, &parts);
+  n_calls = o->calls.calls != NULL ? o->calls.calls->len : 0;
+  g_string_append (out, "\"message\":{\"role\":\"assistant\",\"content\":");
+  if (n_calls > 0 && parts.n_answer == 0)
+    g_string_append (out, "null");
+  else
+    srv_json_add_string (out, parts.answer, (gssize)parts.n_answer);
+  if (parts.n_thinking > 0)
+    {
+      g_string_append (out, ",\"reasoning_content\":");
+      srv_json_add_string (out, parts.thinking, (gssize)parts.n_thinking);
+    }
+  for (guint i = 0; i < n_calls; i++)
+    {
+      const SrvCall *call = &g_array_index (o->calls.calls, SrvCall, i);
+
+      g_string_append (out, i > 0 ? ",{" : ",\"tool_calls\":[{");
+      add_call (out, call, answer + call->begin, call->end - call->begin);
+    }
+  g_string_append (out, n_calls > 0 ? "],\"refusal\":null}" : ",\"refusal\":null}");
 }
 
 static GString *
@@ -245,18 +304,7 @@ whole_answer (Job *job)
 
       g_string_append_printf (out, "%s{\"index\":%u,", i > 0 ? "," : "", i);
       if (is_chat (job))
-        {
-          QuireThinking parts = split (o, TRUE);
-
-          g_string_append (out, "\"message\":{\"role\":\"assistant\",\"content\":");
-          srv_json_add_string (out, parts.answer, (gssize)parts.n_answer);
-          if (parts.n_thinking > 0)
-            {
-              g_string_append (out, ",\"reasoning_content\":");
-              srv_json_add_string (out, parts.thinking, (gssize)parts.n_thinking);
-            }
-          g_string_append (out, ",\"refusal\":null}");
-        }
+        add_message (job, o, out);
       else
         {
           g_string_append (out, "\"text\":");
@@ -295,14 +343,31 @@ end_event (const Job *job, GString *out)
   g_string_append (out, "}\n\n");
 }
 
+static void
+begin_choice (Job *job, guint i, GString *out)
+{
+  begin_event (job, out);
+  g_string_append_printf (out, ",\"choices\":[{\"index\":%u,", i);
+}
+
+static void
+end_choice (Job *job, guint i, GString *out)
+{
+  Out *o = &job->outs[i];
+
+  add_logprobs (job, o, o->n_logprobs_sent, out);
+  o->n_logprobs_sent = o->logprobs->len;
+  g_string_append (out, ",\"finish_reason\":null}]");
+  end_event (job, out);
+}
+
 /* @member: of the delta; NULL: an empty delta. */
 static void
 add_delta (Job *job, guint i, const char *member, const char *text, gsize n, GString *out)
 {
   Out *o = &job->outs[i];
 
-  begin_event (job, out);
-  g_string_append_printf (out, ",\"choices\":[{\"index\":%u,", i);
+  begin_choice (job, i, out);
   if (is_chat (job))
     {
       g_string_append_printf (out, "\"delta\":{%s", o->is_open ? "" : "\"role\":\"assistant\"");
@@ -318,10 +383,40 @@ add_delta (Job *job, guint i, const char *member, const char *text, gsize n, GSt
       g_string_append (out, "\"text\":");
       srv_json_add_string (out, text, (gssize)n);
     }
-  add_logprobs (job, o, o->n_logprobs_sent, out);
-  o->n_logprobs_sent = o->logprobs->len;
-  g_string_append (out, ",\"finish_reason\":null}]");
-  end_event (job, out);
+  end_choice (job, i, out);
+}
+
+/* What is new of the calls: first id and name, then pieces of the arguments. */
+static void
+add_call_deltas (Job *job, guint i, const char *answer, GString *out)
+{
+  Out *o = &job->outs[i];
+
+  for (guint k = 0; o->calls.calls != NULL && k < o->calls.calls->len; k++)
+    {
+      SrvCall *call = &g_array_index (o->calls.calls, SrvCall, k);
+      gsize n = call->end - call->begin;
+
+      if (!call->was_opened)
+        {
+          begin_choice (job, i, out);
+          g_string_append_printf (out, "\"delta\":{\"tool_calls\":[{\"index\":%u,", k);
+          add_call (out, call, "", 0);
+          g_string_append (out, "]}");
+          end_choice (job, i, out);
+          call->was_opened = TRUE;
+        }
+      if (n > call->n_sent)
+        {
+          begin_choice (job, i, out);
+          g_string_append_printf (
+              out, "\"delta\":{\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", k);
+          srv_json_add_string (out, answer + call->begin + call->n_sent, (gssize)(n - call->n_sent));
+          g_string_append (out, "}}]}");
+          end_choice (job, i, out);
+          call->n_sent = n;
+        }
+    }
 }
 
 static void
@@ -347,7 +442,9 @@ add_news (Job *job, guint i, GString *out)
   if (is_chat (job))
     {
       QuireThinking parts = split (o, o->is_done);
+      const char *answer = parts.answer;
 
+      find_calls (job, o, &parts);
       if (!o->is_open)
         add_delta (job, i, "content", "", 0, out);
       o->is_open = TRUE;
@@ -363,6 +460,7 @@ add_news (Job *job, guint i, GString *out)
                      parts.n_answer - o->n_answer_sent, out);
           o->n_answer_sent = parts.n_answer;
         }
+      add_call_deltas (job, i, answer, out);
     }
   else if (o->text->len > o->n_answer_sent)
     {
@@ -502,13 +600,11 @@ static gboolean start_choice (Job *job, guint i, qe_session_id session, const ch
 static void
 fork_choices (Job *job, qe_session_id parent)
 {
-  guint keep = is_chat (job) ? job->r.messages->len : 1;
-
   job->is_forked = TRUE;
   for (guint i = 1; i < job->r.n; i++)
     {
       g_autoptr (GError) cause = NULL;
-      qe_session_id session = qe_engine_fork_session (job->server->engine, parent, keep, &cause);
+      qe_session_id session = qe_engine_fork_session (job->server->engine, parent, QE_KEEP_PROMPT, &cause);
 
       if (session == 0)
         {
@@ -604,6 +700,8 @@ start_choice (Job *job, guint i, qe_session_id session, const char *named)
       params.messages = (const qe_message *)(gpointer)job->r.messages->data;
       params.n_messages = job->r.messages->len;
       params.whole_history = true;
+      params.tools = job->r.tools;
+      params.n_tools_bytes = -1;
     }
   else
     {
@@ -749,8 +847,8 @@ check_model (const SrvRequest *r, const qe_engine_status *status, SrvError *erro
 {
   g_autofree char *id = srv_dup_model_id (status);
 
-  if (id == NULL)
-    return srv_error_no_model (error);
+  if (id == NULL || status->state != QE_ENGINE_READY)
+    return srv_error_for_state (error, status->state);
   if (r->model == NULL || strcmp (r->model, id) == 0 || strcmp (r->model, status->model->name) == 0)
     return TRUE;
   return srv_error_set (error, 404, "model_not_found", "model",
@@ -793,6 +891,8 @@ route (QuireServer *self, SoupServerMessage *msg, SrvEndpoint endpoint)
   for (guint i = 0; i < job->r.n; i++)
     {
       job->outs[i].text = g_string_new (NULL);
+      if (srv_request_may_call (&job->r))
+        srv_calls_init (&job->outs[i].calls);
       job->outs[i].logprobs = g_array_new (FALSE, FALSE, sizeof (qe_token_logprobs));
     }
   if (job->r.logprobs)

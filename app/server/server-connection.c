@@ -457,12 +457,6 @@ srv_exchange_get_server (SrvExchange *x)
   return x->server;
 }
 
-SoupServerMessage *
-srv_exchange_get_message (SrvExchange *x)
-{
-  return x->msg;
-}
-
 /* What is written last leaves within the write limit. */
 static void
 finish_writing (SrvExchange *x)

@@ -35,6 +35,23 @@ srv_error_no_model (SrvError *error)
 }
 
 gboolean
+srv_error_for_state (SrvError *error, qe_engine_state state)
+{
+  static const char *const reasons[] = {
+    [QE_ENGINE_EMPTY] = "No model is loaded",
+    [QE_ENGINE_LOADING] = "The model is being loaded; try again soon",
+    [QE_ENGINE_FAILED] = "The model could not be loaded",
+    [QE_ENGINE_LOST] = "The computing device was lost; it is recovered by hand",
+    [QE_ENGINE_RELEASED] = "The model’s memory was given back; it is loaded again by hand",
+  };
+  const char *reason = state < G_N_ELEMENTS (reasons) ? reasons[state] : NULL;
+
+  if (reason == NULL)
+    return srv_error_no_model (error);
+  return srv_error_set (error, 503, "model_not_ready", NULL, "%s", reason);
+}
+
+gboolean
 srv_error_from_engine (SrvError *error, const GError *cause)
 {
   gint code = cause != NULL && cause->domain == QE_ERROR ? cause->code : QE_ERROR_FAILED;

@@ -18,6 +18,8 @@ void srv_error_clear (SrvError *error);
 gboolean srv_error_set (SrvError *error, guint status, const char *code, const char *param,
                         const char *format, ...) G_GNUC_PRINTF (5, 6);
 gboolean srv_error_no_model (SrvError *error); /* 503: there is nothing to answer with. FALSE */
+/* 503: why not, by the engine's state. FALSE */
+gboolean srv_error_for_state (SrvError *error, qe_engine_state state);
 /* As the engine said it, with the status that its code stands for. What might name a file is said in general. */
 gboolean srv_error_from_engine (SrvError *error, const GError *cause);
 /* {"error":{"message","type","param","code"}} */

@@ -193,6 +193,7 @@ read_value (Reader *r, guint depth)
   gboolean ok;
 
   quire_json_text_skip_space (&r->text);
+  out->source = r->text.at;
   if (depth >= SRV_JSON_DEPTH_MAX)
     ok = quire_json_text_fail (&r->text, "at most 64 levels of arrays and objects");
   else if (++r->n_values > SRV_JSON_VALUES_MAX)
@@ -209,6 +210,7 @@ read_value (Reader *r, guint depth)
     ok = read_number (r, out);
   else
     ok = read_word (r, out);
+  out->n_source = (gsize)(r->text.at - out->source);
   return ok ? g_steal_pointer (&out) : NULL;
 }
 

@@ -32,6 +32,8 @@ struct _SrvJson
   gsize n_text;
   GPtrArray *items; /* SrvJson: of an array, or an object's values */
   GPtrArray *names; /* char *: of an object, beside items; without NUL */
+  const char *source; /* the value in the text that was read, borrowed from there */
+  gsize n_source;
 };
 
 /* NULL with @error, whose message has line and column and no text of the input. @n: bytes. Returns: owned. */

@@ -120,7 +120,6 @@ SrvExchange *srv_exchange_new (QuireServer *self, SoupServerMessage *msg);
 void srv_exchange_set_funcs (SrvExchange *exchange, SrvClosedFunc closed, SrvDrainedFunc drained,
                              gpointer user);
 QuireServer *srv_exchange_get_server (SrvExchange *exchange);
-SoupServerMessage *srv_exchange_get_message (SrvExchange *exchange);
 /* The whole answer. @exchange is not to be used any more. @body: consumed. */
 void srv_exchange_answer (SrvExchange *exchange, guint status, const char *type, GString *body);
 void srv_exchange_refuse (SrvExchange *exchange, SrvError *error); /* clears @error */

@@ -308,16 +308,68 @@ only_empty (SrvRequest *r, const char *name, const SrvJson *value, SrvError *err
     return wrong_type (name, value, "an array or an object", error);
   if (value->items->len == 0)
     return TRUE;
-  return unsupported (name, "is not supported yet", error);
+  return unsupported (name, "is not supported; use tools", error);
+}
+
+/* ---- Tools ---- */
+
+static gboolean
+tools (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
+  if (value->type != SRV_JSON_ARRAY)
+    return wrong_type (name, value, "an array", error);
+  if (value->items->len > 0)
+    r->tools = g_strndup (value->source, value->n_source);
+  return TRUE;
+}
+
+static gboolean
+named_tool (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
+  const SrvJson *type = srv_json_get (value, "type"), *function = srv_json_get (value, "function"),
+                *wanted = srv_json_get (function, "name");
+
+  if (type == NULL || type->type != SRV_JSON_STRING || strcmp (type->text, "function") != 0)
+    return unsupported (name, "the only type is “function”", error);
+  if (wanted == NULL || wanted->type != SRV_JSON_STRING)
+    return srv_error_set (error, 400, "invalid_value", name,
+                          "tool_choice: expected a string function.name");
+  r->tool_choice = SRV_TOOLS_REQUIRED;
+  return take_string ("tool_choice.function.name", wanted, 256, &r->tool_name, error);
 }
 
 static gboolean
 tool_choice (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
 {
+  static const char *const names[] = { "auto", "none", "required" };
+
+  if (value->type == SRV_JSON_OBJECT)
+    return named_tool (r, name, value, error);
+  if (value->type != SRV_JSON_STRING)
+    return wrong_type (name, value, "a string or an object", error);
+  for (guint i = 0; i < G_N_ELEMENTS (names); i++)
+    if (strcmp (value->text, names[i]) == 0)
+      {
+        r->tool_choice = (SrvToolChoice)i;
+        return TRUE;
+      }
+  return srv_error_set (error, 400, "invalid_value", name,
+                        "tool_choice: expected auto, none, required or a function");
+}
+
+static gboolean
+parallel_tool_calls (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
+  return take_bool (name, value, &r->parallel_tool_calls, error);
+}
+
+static gboolean
+only_no_function (SrvRequest *r, const char *name, const SrvJson *value, SrvError *error)
+{
   if (value->type == SRV_JSON_STRING
       && (strcmp (value->text, "none") == 0 || strcmp (value->text, "auto") == 0))
     return TRUE;
-  return unsupported (name, "tools are not supported yet; “none” and “auto” are accepted", error);
+  return unsupported (name, "is not supported; use tool_choice", error);
 }
 
 /* ---- What a reply may be ---- */
@@ -334,6 +386,7 @@ json_schema (SrvRequest *r, const SrvJson *format, SrvError *error)
     return srv_error_set (error, 400, "invalid_value", "response_format",
                           "response_format: expected an object json_schema.schema");
   srv_json_write (text, schema);
+  r->formats = TRUE;
   r->constraint = qe_constraint_new_json_schema (text->str, (gssize)text->len, &cause);
   return r->constraint != NULL
          || srv_error_set (error, 400, "invalid_schema", "response_format", "response_format: %s",
@@ -357,6 +410,7 @@ response_format (SrvRequest *r, const char *name, const SrvJson *value, SrvError
   if (strcmp (type->text, "json_object") == 0)
     {
       r->constraint = qe_constraint_new_json_object ();
+      r->formats = TRUE;
       return TRUE;
     }
   return unsupported (name, "the types are text, json_object and json_schema", error);
@@ -517,7 +571,8 @@ read_role (guint i, const SrvJson *role, qe_role *out, SrvError *error)
   } roles[] = { { "system", QE_ROLE_SYSTEM },
                 { "developer", QE_ROLE_SYSTEM },
                 { "user", QE_ROLE_USER },
-                { "assistant", QE_ROLE_ASSISTANT } };
+                { "assistant", QE_ROLE_ASSISTANT },
+                { "tool", QE_ROLE_TOOL } };
 
   if (role != NULL && role->type == SRV_JSON_STRING)
     {
@@ -527,39 +582,123 @@ read_role (guint i, const SrvJson *role, qe_role *out, SrvError *error)
             *out = roles[k].role;
             return TRUE;
           }
-      if (strcmp (role->text, "tool") == 0 || strcmp (role->text, "function") == 0)
+      if (strcmp (role->text, "function") == 0)
         return srv_error_set (error, 400, "unsupported_parameter", "messages",
-                              "messages[%u].role: tools are not supported yet", i);
+                              "messages[%u].role: function is not supported; use tool", i);
     }
   return srv_error_set (error, 400, "invalid_value", "messages",
-                        "messages[%u].role: expected system, developer, user or assistant", i);
+                        "messages[%u].role: expected system, developer, user, assistant or tool",
+                        i);
+}
+
+static gboolean
+is_empty (const SrvJson *value)
+{
+  return value == NULL || value->type == SRV_JSON_NULL
+         || (value->type == SRV_JSON_ARRAY && value->items->len == 0);
 }
 
 /* What else a message may have: a name, which the template has no place for, and what replies of the API carry. */
 static gboolean
-check_members (guint i, const SrvJson *message, SrvError *error)
+check_members (guint i, const SrvJson *message, qe_role role, SrvError *error)
 {
   static const char *const known[]
-      = { "role",  "content",           "name",       "refusal",       "annotations",
-          "audio", "reasoning_content", "tool_calls", "function_call", NULL };
+      = { "role",         "content", "name",          "refusal",
+          "annotations",  "audio",   "tool_call_id",  "reasoning_content",
+          "tool_calls",   "function_call", NULL };
 
   for (guint k = 0; k < message->names->len; k++)
     {
       const SrvJson *value = message->items->pdata[k];
       const char *name = message->names->pdata[k];
-      gboolean empty = value->type == SRV_JSON_NULL
-                       || (value->type == SRV_JSON_ARRAY && value->items->len == 0);
 
       if (!g_strv_contains (known, name))
         return srv_error_set (error, 400, "unknown_parameter", "messages",
                               "messages[%u] has a member that is not known", i);
-      if (!empty && (strcmp (name, "tool_calls") == 0 || strcmp (name, "function_call") == 0))
+      if (is_empty (value))
+        continue;
+      if (strcmp (name, "function_call") == 0)
         return srv_error_set (error, 400, "unsupported_parameter", "messages",
-                              "messages[%u].%s: tools are not supported yet", i, name);
-      if (!empty && strcmp (name, "audio") == 0)
+                              "messages[%u].function_call: is not supported; use tool_calls", i);
+      if (strcmp (name, "tool_calls") == 0 && role != QE_ROLE_ASSISTANT)
+        return srv_error_set (error, 400, "invalid_value", "messages",
+                              "messages[%u].tool_calls: only messages of the assistant have calls",
+                              i);
+      if (strcmp (name, "tool_call_id") == 0
+          && (role != QE_ROLE_TOOL || value->type != SRV_JSON_STRING))
+        return srv_error_set (error, 400, "invalid_value", "messages",
+                              "messages[%u].tool_call_id: expected a string, with role tool", i);
+      if (strcmp (name, "audio") == 0)
         return srv_error_set (error, 400, "unsupported_content", "messages",
                               "messages[%u].audio: this model reads text", i);
     }
+  return TRUE;
+}
+
+/* Text without NUL that lives as long as the request; NULL with @error. */
+static const char *
+keep_text (SrvRequest *r, guint i, const char *what, const SrvJson *value, SrvError *error)
+{
+  if (value == NULL || value->type != SRV_JSON_STRING || strlen (value->text) != value->n_text)
+    {
+      srv_error_set (error, 400, "invalid_value", "messages",
+                     "messages[%u].%s: expected a string without NUL", i, what);
+      return NULL;
+    }
+  g_ptr_array_add (r->texts, g_strdup (value->text));
+  return r->texts->pdata[r->texts->len - 1];
+}
+
+/* Arguments are a string, which is put into the prompt as it is, so that what the model wrote finds its pages again; or, as
+ * Qwen's own clients have them, an object. */
+static gboolean
+read_call (SrvRequest *r, guint i, const SrvJson *value, qe_tool_call *out, SrvError *error)
+{
+  const SrvJson *type = srv_json_get (value, "type"), *function = srv_json_get (value, "function"),
+                *arguments = srv_json_get (function, "arguments");
+  g_autoptr (GError) cause = NULL;
+  char *spelled;
+
+  if (function == NULL || function->type != SRV_JSON_OBJECT
+      || (type != NULL && (type->type != SRV_JSON_STRING || strcmp (type->text, "function") != 0)))
+    return srv_error_set (error, 400, "invalid_value", "messages",
+                          "messages[%u].tool_calls: expected calls of the type “function”", i);
+  out->name
+      = keep_text (r, i, "tool_calls.function.name", srv_json_get (function, "name"), error);
+  if (out->name == NULL)
+    return FALSE;
+  if (arguments == NULL || arguments->type != SRV_JSON_OBJECT)
+    {
+      out->arguments = keep_text (r, i, "tool_calls.function.arguments", arguments, error);
+      return out->arguments != NULL;
+    }
+  spelled = qe_json_spell (arguments->source, (gssize)arguments->n_source, &cause);
+  if (spelled == NULL)
+    return srv_error_set (error, 400, "invalid_value", "messages",
+                          "messages[%u].tool_calls: %s", i, cause->message);
+  g_ptr_array_add (r->texts, spelled);
+  out->arguments = spelled;
+  return TRUE;
+}
+
+static gboolean
+read_calls (SrvRequest *r, guint i, const SrvJson *calls, qe_message *out, SrvError *error)
+{
+  qe_tool_call *list;
+
+  if (is_empty (calls))
+    return TRUE;
+  if (calls->type != SRV_JSON_ARRAY)
+    return srv_error_set (error, 400, "invalid_type", "messages",
+                          "messages[%u].tool_calls: expected an array, found %s", i,
+                          srv_json_type_name (calls->type));
+  list = g_new0 (qe_tool_call, calls->items->len);
+  g_ptr_array_add (r->texts, list);
+  for (guint k = 0; k < calls->items->len; k++)
+    if (!read_call (r, i, calls->items->pdata[k], &list[k], error))
+      return FALSE;
+  out->calls = list;
+  out->n_calls = calls->items->len;
   return TRUE;
 }
 
@@ -567,6 +706,7 @@ static gboolean
 read_message (SrvRequest *r, guint i, const SrvJson *message, SrvError *error)
 {
   g_autoptr (GString) text = g_string_new (NULL);
+  const SrvJson *reasoning = srv_json_get (message, "reasoning_content");
   qe_message out = { 0 };
 
   if (message->type != SRV_JSON_OBJECT)
@@ -574,10 +714,17 @@ read_message (SrvRequest *r, guint i, const SrvJson *message, SrvError *error)
                           "messages[%u]: expected an object, found %s", i,
                           srv_json_type_name (message->type));
   if (!read_role (i, srv_json_get (message, "role"), &out.role, error)
-      || !check_members (i, message, error)
+      || !check_members (i, message, out.role, error)
       || !read_content (i, srv_json_get (message, "content"), out.role == QE_ROLE_ASSISTANT, text,
-                        error))
+                        error)
+      || !read_calls (r, i, srv_json_get (message, "tool_calls"), &out, error))
     return FALSE;
+  if (out.role == QE_ROLE_ASSISTANT && !is_empty (reasoning))
+    {
+      out.reasoning = keep_text (r, i, "reasoning_content", reasoning, error);
+      if (out.reasoning == NULL)
+        return FALSE;
+    }
   out.n_bytes = (gssize)text->len;
   out.text = g_string_free (g_steal_pointer (&text), FALSE);
   g_ptr_array_add (r->texts, (char *)out.text);
@@ -671,12 +818,12 @@ static const struct
   { "logprobs", COMPLETION, completion_logprobs },
   { "top_logprobs", CHAT, top_logprobs },
   { "response_format", BOTH, response_format },
-  /* Not offered yet: each has one function here, where it is to be connected. */
-  { "tools", CHAT, only_empty },
+  { "tools", CHAT, tools },
   { "tool_choice", CHAT, tool_choice },
-  { "functions", CHAT, only_empty },
-  { "function_call", CHAT, tool_choice },
+  { "parallel_tool_calls", CHAT, parallel_tool_calls },
   /* Not offered. */
+  { "functions", CHAT, only_empty },
+  { "function_call", CHAT, only_no_function },
   { "modalities", CHAT, only_text },
   { "audio", CHAT, never },
   { "prediction", CHAT, never },
@@ -694,7 +841,6 @@ static const struct
   { "safety_identifier", CHAT, no_effect },
   { "prompt_cache_key", CHAT, no_effect },
   { "prompt_cache_retention", CHAT, no_effect },
-  { "parallel_tool_calls", CHAT, no_effect },
 };
 
 const char **
@@ -752,6 +898,49 @@ srv_request_read_object (const char *body, gsize n, SrvError *error)
   return NULL;
 }
 
+gboolean
+srv_request_may_call (const SrvRequest *r)
+{
+  return r->tools != NULL && r->tool_choice != SRV_TOOLS_NONE;
+}
+
+/* What the tools allow the reply to be:
+ *   auto       text, or text and calls: free until a call begins, which is bound by its function's schema
+ *   required   calls from the first token on, of the named function or of any
+ *   none       no call; the prompt has the tools all the same, so that its pages are those of the turns that may call */
+static gboolean
+bind_tools (SrvRequest *r, SrvError *error)
+{
+  g_autoptr (GError) cause = NULL;
+  g_autoptr (qe_constraint) calls = NULL;
+
+  if (r->tools == NULL)
+    return r->tool_choice != SRV_TOOLS_REQUIRED
+           || srv_error_set (error, 400, "invalid_value", "tool_choice",
+                             "tool_choice: there are no tools to call");
+  if (r->formats && r->tool_choice != SRV_TOOLS_NONE)
+    return unsupported ("response_format",
+                        "with tools only where “tool_choice” is “none”: a reply has one form",
+                        error);
+  if (r->tool_choice == SRV_TOOLS_AUTO)
+    calls = qe_constraint_new_tool_call_or_text (r->tools, -1, r->parallel_tool_calls, &cause);
+  else
+    calls = qe_constraint_new_tool_call (r->tools, -1, r->tool_name, r->parallel_tool_calls,
+                                         &cause);
+  if (calls == NULL)
+    {
+      gboolean named = r->tool_name != NULL && g_error_matches (cause, QE_ERROR, QE_ERROR_NOT_FOUND);
+
+      return srv_error_set (error, 400, named ? "invalid_value" : "invalid_schema",
+                            named ? "tool_choice" : "tools", "%s", cause->message);
+    }
+  if (r->tool_choice != SRV_TOOLS_NONE)
+    r->constraint = g_steal_pointer (&calls);
+  else if (!r->formats)
+    r->constraint = qe_constraint_new_no_tool_call ();
+  return TRUE;
+}
+
 static gboolean
 check_whole (SrvRequest *r, SrvError *error)
 {
@@ -770,8 +959,11 @@ check_whole (SrvRequest *r, SrvError *error)
   if (r->n_top_logprobs > 0 && !r->logprobs)
     return srv_error_set (error, 400, "invalid_value", "top_logprobs",
                           "top_logprobs: only with “logprobs”: true");
+  if (!bind_tools (r, error))
+    return FALSE;
   /* Who wants JSON wants it at once; a thought of any length before it is for those who ask for it. */
-  if (r->constraint != NULL && r->thinking == QE_THINKING_DEFAULT)
+  if (r->constraint != NULL && r->thinking == QE_THINKING_DEFAULT
+      && (r->tools == NULL || r->tool_choice == SRV_TOOLS_REQUIRED || r->formats))
     r->thinking = QE_THINKING_OFF;
   if (!qe_sampling_params_check (&r->sampling, &cause))
     return srv_error_set (error, 400, "invalid_value", NULL, "%s", cause->message);
@@ -792,6 +984,7 @@ srv_request_parse (SrvEndpoint endpoint, const char *body, gsize n, const qe_mod
     .logit_bias = g_array_new (FALSE, FALSE, sizeof (qe_logit_bias)),
     .n = 1,
     .use_cache = TRUE,
+    .parallel_tool_calls = TRUE,
   };
   qe_sampling_params_init (&out->sampling, info);
   json = srv_request_read_object (body, n, error);
@@ -815,5 +1008,7 @@ srv_request_clear (SrvRequest *r)
   g_clear_pointer (&r->ids, g_array_unref);
   g_clear_pointer (&r->prompt, g_free);
   g_clear_pointer (&r->model, g_free);
+  g_clear_pointer (&r->tools, g_free);
+  g_clear_pointer (&r->tool_name, g_free);
   g_clear_pointer (&r->session, g_free);
 }

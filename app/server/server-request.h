@@ -23,11 +23,18 @@ typedef enum
   SRV_N_ENDPOINTS
 } SrvEndpoint;
 
+typedef enum
+{
+  SRV_TOOLS_AUTO,
+  SRV_TOOLS_NONE,
+  SRV_TOOLS_REQUIRED
+} SrvToolChoice;
+
 typedef struct
 {
   SrvEndpoint endpoint;
   /* The prompt: messages (chat), or text or ids (completion). */
-  GArray *messages; /* qe_message; its texts belong to texts */
+  GArray *messages; /* qe_message; what it points to belongs to texts */
   GPtrArray *texts;
   char *prompt;
   gsize n_prompt;
@@ -42,7 +49,12 @@ typedef struct
   GArray *logit_bias; /* qe_logit_bias */
   gboolean logprobs;
   guint n_top_logprobs;
-  qe_constraint *constraint; /* of response_format; NULL: none */
+  qe_constraint *constraint; /* of response_format or the tools; NULL: none */
+  char *tools;               /* the array's JSON; NULL: none */
+  SrvToolChoice tool_choice;
+  char *tool_name; /* with SRV_TOOLS_REQUIRED: of this one; NULL: of any */
+  gboolean parallel_tool_calls;
+  gboolean formats; /* response_format demands JSON */
   guint n;
   gboolean stream, include_usage, progress;
   gboolean use_cache;
@@ -55,6 +67,8 @@ typedef struct
 gboolean srv_request_parse (SrvEndpoint endpoint, const char *body, gsize n,
                             const qe_model_info *info, SrvRequest *out, SrvError *error);
 void srv_request_clear (SrvRequest *request);
+/* Whether calls are looked for in the reply. */
+gboolean srv_request_may_call (const SrvRequest *request);
 
 /* The members that srv_request_parse() takes at @endpoint. NULL behind the last. Returns: owned array of static strings. */
 const char **srv_request_members (SrvEndpoint endpoint);

@@ -2,7 +2,9 @@
  * texts and replies of the shipped model, which all have to be valid by a validator of the test's own. */
 #include <json-glib/json-glib.h>
 #include <string.h>
+#include "engine/qe-constraint.h"
 #include "engine/qe-grammar.h"
+#include "engine/qe-guide.h"
 #include "engine/qe-json.h"
 #include "engine/qe-matcher.h"
 #include "engine/qe-schema.h"
@@ -533,7 +535,9 @@ static void test_tools(void)
     static const char *const bad[] = {"{}", "[]", "[1]",
         "[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]",
         "[{\"type\":\"x\",\"function\":{\"name\":\"a\"}}]", "[]},{\"a\":[",
-        "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":{\"minimum\":1}}}]"};
+        "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"strict\":true,\"parameters\":{\"minimum\":1}}}]",
+        "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":7}}]",
+        "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":{\"type\":\"x\"}}}]"};
     for (gsize i = 0; i < G_N_ELEMENTS(bad); i++) {
         g_autoptr(GError) error = NULL;
         g_assert_null(tools_of(bad[i], NULL, false, &error));
@@ -542,6 +546,107 @@ static void test_tools(void)
     g_autoptr(GError) error = NULL;
     g_assert_null(tools_of(TOOLS, "nothing", false, &error));
     g_assert_error(error, QE_ERROR, QE_ERROR_NOT_FOUND);
+}
+
+/* A function that is not strict and whose schema is not known takes any object. */
+static void test_tools_not_strict(void)
+{
+    uint32_t id;
+    g_autoptr(qe_grammar) loose = tools_of("[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":"
+                                           "{\"type\":\"object\",\"properties\":{\"x\":{\"pattern\":\"b\"}}}}}]",
+        NULL, false, NULL);
+    g_assert_nonnull(loose);
+    if (!qe_tokenizer_find(vocab->tokenizer, "<tool_call>", &id))
+        g_assert_true(
+            accepts(loose, "<tool_call>\n{\"name\": \"a\", \"arguments\": {\"any\": [1]}}\n</tool_call>"));
+}
+
+/* Draws from the guide's masks until it may end; returns the text behind what was given. */
+static void draw_call(qe_guide *guide, const qe_vocab *v, const qe_eos_list *eos, uint32_t vocab_size, GRand *random,
+    GString *text)
+{
+    g_autofree uint32_t *mask = g_new0(uint32_t, (vocab_size + 31) / 32);
+    for (int i = 0; i < 400; i++) {
+        bool bound;
+        g_assert_false(qe_guide_is_free(guide));
+        qe_guide_fill(guide, mask);
+        if (is_set(mask, eos->ids[0])) {
+            g_assert_true(qe_guide_accept(guide, eos->ids[0], true, &bound));
+            return;
+        }
+        uint32_t id = pick(v, mask, random);
+        gsize n;
+        const char *bytes = qe_tokenizer_token_bytes(v->tokenizer, id, &n);
+        g_string_append_len(text, bytes, (gssize)n);
+        g_assert_true(qe_guide_accept(guide, id, false, &bound));
+    }
+    g_assert_not_reached();
+}
+
+/* A reply is free, its end too, until "<tool_call>" stands there outside a thought. */
+static void check_watch(qe_vocab *v, qe_eos_list eos)
+{
+    static const char tools[] = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+                                "\"properties\":{\"x\":{\"enum\":[1,2,3]}},\"required\":[\"x\"]}}}]";
+    static const struct {
+        const char *before; /* encoded with control tokens */
+        bool binds;
+    } befores[] = {
+        {"<tool_call>", true},
+        {"Let me see.\n\n<tool_call>", true},
+        {"<think>\nI could <tool_call>\n</think>\n\n<tool_call>", true},
+        {"<think>\nI could <tool_call>", false},
+        {"a < b, <tool_cal", false},
+        {"Nothing to call.", false},
+    };
+    uint32_t vocab_size = qe_tokenizer_n_tokens(v->tokenizer), n_words = (vocab_size + 31) / 32, call;
+    g_autoptr(GRand) random = g_rand_new_with_seed(7);
+    g_autoptr(qe_constraint) watch = qe_constraint_new_tool_call_or_text(tools, -1, false, NULL);
+    g_autoptr(qe_constraint) none = qe_constraint_new_no_tool_call();
+    g_autofree uint32_t *mask = g_new0(uint32_t, n_words);
+    bool has_call = qe_tokenizer_find(v->tokenizer, "<tool_call>", &call);
+    for (gsize i = 0; i < G_N_ELEMENTS(befores); i++) {
+        g_autoptr(GArray) ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+        qe_guide *guide = qe_guide_new(watch, v, vocab_size, &eos, QE_GUIDE_NO_THINKING);
+        bool bound = false;
+        g_assert_true(qe_tokenizer_encode(
+            v->tokenizer, befores[i].before, strlen(befores[i].before), QE_ENCODE_ADDED_TOKENS, ids, NULL));
+        for (guint k = 0; k < ids->len; k++) {
+            g_assert_true(!bound && qe_guide_is_free(guide));
+            qe_guide_fill(guide, mask);
+            g_assert_true(is_set(mask, g_array_index(ids, uint32_t, k)) && is_set(mask, eos.ids[0]));
+            g_assert_true(qe_guide_accept(guide, g_array_index(ids, uint32_t, k), false, &bound));
+        }
+        g_assert_cmpint(bound, ==, befores[i].binds);
+        if (bound) {
+            g_autoptr(GString) text = g_string_new(NULL);
+            draw_call(guide, v, &eos, vocab_size, random, text);
+            g_assert_true(g_regex_match_simple("^\n{\"name\": \"f\", \"arguments\": {\\s*\"x\":\\s*[123]\\s*}}\n</tool_call>$",
+                text->str, 0, 0));
+        } else {
+            g_assert_true(qe_guide_accept(guide, eos.ids[0], true, &bound));
+        }
+        qe_guide_free(guide);
+    }
+    qe_guide *guide = qe_guide_new(none, v, vocab_size, &eos, QE_GUIDE_NO_THINKING);
+    qe_guide_fill(guide, mask);
+    g_assert_true(is_set(mask, eos.ids[0]) && is_set(mask, 5) && qe_guide_is_free(guide));
+    g_assert_false(has_call && is_set(mask, call));
+    qe_guide_free(guide);
+}
+
+static void test_watch(void)
+{
+    const char *dir = g_getenv("QUIRE_TEST_QWEN_TOKENIZER");
+    check_watch(vocab, (qe_eos_list){.n = 1, .ids = {6141}});
+    if (!dir) {
+        g_test_message("QUIRE_TEST_QWEN_TOKENIZER is not set: only the vocabulary that spells the tag");
+        return;
+    }
+    g_autoptr(qe_tokenizer) tokenizer = qe_tokenizer_new(dir, NULL);
+    qe_vocab *qwen = qe_vocab_new(tokenizer);
+    check_watch(qwen, (qe_eos_list){.n = 1, .ids = {151645}});
+    qe_vocab_unref(qwen);
 }
 
 /* ---- Replies ---- */
@@ -634,6 +739,8 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/constraint/masks", test_masks);
     g_test_add_func("/engine/constraint/qwen-masks", test_qwen_masks);
     g_test_add_func("/engine/constraint/tools", test_tools);
+    g_test_add_func("/engine/constraint/tools-not-strict", test_tools_not_strict);
+    g_test_add_func("/engine/constraint/watch", test_watch);
     g_test_add_func("/engine/constraint/replies", test_replies);
     g_test_add_func("/engine/constraint/beside-others", test_beside_others);
     int status = g_test_run();

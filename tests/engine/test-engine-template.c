@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "engine/qe-template.h"
+#include "engine/qe-tools.h"
+#include "engine/qe.h"
 #include "tests/engine/template-form.h"
 
 typedef struct {
@@ -61,17 +63,72 @@ static void assert_ids(const GArray *found, const uint32_t *expected, guint n)
 
 static qe_template_role role_of(const char *name)
 {
-    return strcmp(name, "system") == 0 ? QE_TEMPLATE_SYSTEM
-           : strcmp(name, "user") == 0 ? QE_TEMPLATE_USER
-                                       : QE_TEMPLATE_ASSISTANT;
+    return strcmp(name, "system") == 0      ? QE_TEMPLATE_SYSTEM
+           : strcmp(name, "user") == 0      ? QE_TEMPLATE_USER
+           : strcmp(name, "assistant") == 0 ? QE_TEMPLATE_ASSISTANT
+                                            : QE_TEMPLATE_TOOL;
 }
 
-static void run_case(const model *m, JsonObject *c)
+/* The member's JSON as json-glib writes it, which is compact. */
+static char *dup_json(JsonNode *node)
+{
+    return json_to_string(node, FALSE);
+}
+
+/* What lives as long as a case's messages. */
+static const char *keep(GPtrArray *texts, char *text)
+{
+    g_ptr_array_add(texts, text);
+    return text;
+}
+
+static void read_calls(JsonObject *o, qe_template_message *m, GPtrArray *texts)
+{
+    if (!json_object_has_member(o, "tool_calls"))
+        return;
+    JsonArray *list = json_object_get_array_member(o, "tool_calls");
+    m->n_calls = json_array_get_length(list);
+    qe_template_call *calls = g_new0(qe_template_call, m->n_calls);
+    for (guint i = 0; i < m->n_calls; i++) {
+        g_autoptr(GError) error = NULL;
+        JsonObject *call = json_array_get_object_element(list, i);
+        if (json_object_has_member(call, "function"))
+            call = json_object_get_object_member(call, "function");
+        JsonNode *arguments = json_object_get_member(call, "arguments");
+        calls[i].name = json_object_get_string_member(call, "name");
+        if (JSON_NODE_HOLDS_VALUE(arguments)) {
+            calls[i].arguments = json_node_get_string(arguments);
+        } else {
+            g_autofree char *compact = dup_json(arguments);
+            calls[i].arguments = keep(texts, qe_json_spell(compact, -1, &error));
+            g_assert_no_error(error);
+        }
+    }
+    m->calls = (const qe_template_call *)(const void *)keep(texts, (char *)calls);
+}
+
+static char **read_tools(JsonObject *c, const char *json)
+{
+    g_autoptr(GError) error = NULL;
+    if (!json_object_has_member(c, "tools") || json_object_get_null_member(c, "tools"))
+        return NULL;
+    /* From the fixture's own text: json-glib would give numbers another spelling. */
+    const char *begin = strstr(json, "\"tools\": ") + strlen("\"tools\": ");
+    const char *end = strstr(begin, ", \"enable_thinking\"");
+    char **tools = qe_tools_spell(begin, (gsize)(end - begin), &error);
+    g_assert_no_error(error);
+    return tools;
+}
+
+/* @json: the case's text. */
+static void run_case(const model *m, JsonObject *c, const char *json)
 {
     g_autoptr(GError) error = NULL;
     g_autoptr(GArray) ids = new_ids();
     g_autoptr(GArray) expected = new_ids();
+    g_autoptr(GPtrArray) texts = g_ptr_array_new_with_free_func(g_free);
     g_autofree char *decoded = NULL;
+    g_auto(GStrv) tools = read_tools(c, json);
     JsonArray *list = json_object_get_array_member(c, "messages");
     const char *text = json_object_get_string_member(c, "text");
     qe_template_thinking thinking = QE_TEMPLATE_DEFAULT;
@@ -87,14 +144,19 @@ static void run_case(const model *m, JsonObject *c)
         messages[i].role = role_of(json_object_get_string_member(o, "role"));
         messages[i].text = content;
         messages[i].n_bytes = strlen(content);
+        messages[i].reasoning = json_object_get_string_member_with_default(o, "reasoning_content", NULL);
+        read_calls(o, &messages[i], texts);
         spells_added |= strstr(content, "<tool_response>") != NULL;
-        /* A template that does not know reasoning has no control tokens for it. */
-        spells_added |= !qe_template_strips_reasoning(m->template) && strstr(content, "think>") != NULL;
+        /* A template that does not know reasoning has no control tokens for it; nor has text beside reasoning. */
+        spells_added |= (!qe_template_strips_reasoning(m->template) || messages[i].reasoning) &&
+                        strstr(content, "think>") != NULL;
     }
+    for (guint i = 0; tools && tools[i]; i++)
+        spells_added |= strstr(tools[i], "<tool_call>") != NULL;
     if (!json_object_get_null_member(c, "enable_thinking"))
         thinking =
             json_object_get_boolean_member(c, "enable_thinking") ? QE_TEMPLATE_THINK : QE_TEMPLATE_NO_THINK;
-    g_assert_true(qe_template_render(m->template, messages, n, thinking,
+    g_assert_true(qe_template_render_tools(m->template, (const char *const *)tools, messages, n, thinking,
         json_object_get_boolean_member(c, "add_generation_prompt"), ids, &error));
     g_assert_no_error(error);
 
@@ -108,19 +170,28 @@ static void run_case(const model *m, JsonObject *c)
         assert_ids(ids, (uint32_t *)(void *)expected->data, expected->len);
 }
 
+/* One case a line. */
 static void run_fixture(const model *m, const char *name)
 {
     g_autoptr(GError) error = NULL;
-    g_autoptr(JsonParser) parser = json_parser_new();
     g_autofree char *path = g_build_filename(g_getenv("QUIRE_TEST_FIXTURES"), "template", name, NULL);
-    JsonArray *cases;
+    g_autofree char *all = NULL;
+    guint n_cases = 0;
 
-    json_parser_load_from_file(parser, path, &error);
+    g_file_get_contents(path, &all, NULL, &error);
     g_assert_no_error(error);
-    cases = json_node_get_array(json_parser_get_root(parser));
-    g_assert_cmpuint(json_array_get_length(cases), >, 100);
-    for (guint i = 0; i < json_array_get_length(cases); i++)
-        run_case(m, json_array_get_object_element(cases, i));
+    g_auto(GStrv) lines = g_strsplit(all, "\n", -1);
+    for (guint i = 0; lines[i]; i++) {
+        g_autoptr(JsonParser) parser = json_parser_new();
+        if (lines[i][0] != '{')
+            continue;
+        gsize n_line = strlen(lines[i]);
+        json_parser_load_from_data(parser, lines[i], (gssize)(n_line - (lines[i][n_line - 1] == ',')), &error);
+        g_assert_no_error(error);
+        run_case(m, json_node_get_object(json_parser_get_root(parser)), lines[i]);
+        n_cases++;
+    }
+    g_assert_cmpuint(n_cases, >, 100);
 }
 
 static void test_jinja_demo(void)
@@ -144,6 +215,69 @@ static void test_jinja_qwen3(void)
     g_assert_true(qe_template_has_thinking(m.template));
     g_assert_true(qe_template_strips_reasoning(m.template));
     run_fixture(&m, "qwen3-jinja.json");
+    close_model(&m);
+}
+
+/* Tools as Python's json.dumps writes them. */
+static void test_spelling(void)
+{
+    static const struct {
+        const char *json, *spelled;
+    } cases[] = {
+        {"{\"b\":1,\"a\":[ ],\"c\":{ }}", "{\"b\": 1, \"a\": [], \"c\": {}}"},
+        {"[1,[2,{\"x\":[3]}],4]", "[1, [2, {\"x\": [3]}], 4]"},
+        {"\"\\u00fc\\/\\u007f\\u0001\\ud83d\\ude00\\\"\"", "\"\303\274/\177\\u0001\360\237\230\200\\\"\""},
+        {"[1.0,1e5,1E-5,0.0001,1e15,1e16,-0,-0.0,1.5e-7]",
+            "[1.0, 100000.0, 1e-05, 0.0001, 1000000000000000.0, 1e+16, 0, -0.0, 1.5e-07]"},
+        {"[123456789012345678901234567890,0.1,100.250,1e999]",
+            "[123456789012345678901234567890, 0.1, 100.25, Infinity]"},
+        {" true ", "true"},
+        {"null", "null"},
+    };
+    for (gsize i = 0; i < G_N_ELEMENTS(cases); i++) {
+        g_autoptr(GError) error = NULL;
+        g_autofree char *spelled = qe_json_spell(cases[i].json, -1, &error);
+        g_assert_no_error(error);
+        g_assert_cmpstr(spelled, ==, cases[i].spelled);
+    }
+    static const char *const bad[] = {"", "{", "1,2", "1},{\"b\":2", "{\"a\":1,\"a\":2}", "\"\\ud800\"", "[1"};
+    for (gsize i = 0; i < G_N_ELEMENTS(bad); i++) {
+        g_autoptr(GError) error = NULL;
+        g_assert_null(qe_json_spell(bad[i], -1, &error));
+        g_assert_true(error != NULL);
+        g_assert_null(qe_tools_spell(bad[i], strlen(bad[i]), NULL));
+    }
+    g_autoptr(GError) error = NULL;
+    g_assert_null(qe_tools_spell("{}", 2, &error));
+    g_assert_error(error, QE_ERROR, QE_ERROR_FORMAT);
+}
+
+/* The shipped model's template has no tools: they come in Qwen3's form. */
+static void test_tools_of_demo(void)
+{
+    static const char *const tools[] = {"{\"type\": \"function\"}", NULL};
+    static const qe_template_call calls[] = {{"now", "{}"}};
+    const qe_template_message messages[] = {
+        {.role = QE_TEMPLATE_SYSTEM, .text = "Be kind.", .n_bytes = 8},
+        {.role = QE_TEMPLATE_USER, .text = "Hi", .n_bytes = 2},
+        {.role = QE_TEMPLATE_ASSISTANT, .text = "So:", .n_bytes = 3, .calls = calls, .n_calls = 1},
+        {.role = QE_TEMPLATE_TOOL, .text = "a", .n_bytes = 1},
+        {.role = QE_TEMPLATE_TOOL, .text = "b", .n_bytes = 1},
+    };
+    g_autoptr(GError) error = NULL;
+    g_autoptr(GArray) ids = new_ids();
+    model m = open_model(demo_dir());
+
+    g_assert_true(qe_template_render_tools(
+        m.template, tools, messages, G_N_ELEMENTS(messages), QE_TEMPLATE_DEFAULT, true, ids, &error));
+    g_autofree char *text =
+        qe_tokenizer_decode(m.tokenizer, (uint32_t *)(void *)ids->data, ids->len, false, NULL);
+    g_assert_true(g_str_has_prefix(text, "<|im_start|>system\nBe kind.\n\n# Tools\n\nYou may call"));
+    g_assert_nonnull(strstr(text, "<tools>\n{\"type\": \"function\"}\n</tools>"));
+    g_assert_true(g_str_has_suffix(text,
+        "assistant\nSo:\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"));
     close_model(&m);
 }
 
@@ -389,6 +523,8 @@ int main(int argc, char **argv)
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/engine/template/jinja-demo", test_jinja_demo);
     g_test_add_func("/engine/template/jinja-qwen3", test_jinja_qwen3);
+    g_test_add_func("/engine/template/spelling", test_spelling);
+    g_test_add_func("/engine/template/tools-of-demo", test_tools_of_demo);
     g_test_add_func("/engine/template/known-ids", test_known_ids);
     g_test_add_func("/engine/template/incremental-without-thinking", test_incremental_without_thinking);
     g_test_add_func("/engine/template/incremental-equals-render", test_incremental_equals_render);

@@ -15,7 +15,7 @@ static void check_request(const SrvRequest *r)
     for (guint i = 0; i < r->messages->len; i++) {
         const qe_message *m = &g_array_index(r->messages, qe_message, i);
         g_assert(m->n_bytes >= 0 && m->text[m->n_bytes] == '\0');
-        g_assert(m->role <= QE_ROLE_ASSISTANT);
+        g_assert(m->role <= QE_ROLE_TOOL);
     }
 }
 

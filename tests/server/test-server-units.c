@@ -1,4 +1,5 @@
 /* test-server-units.c: the server's reader of JSON, its requests, errors and Host rule, without a server. */
+#include "app/server/server-calls.h"
 #include "app/server/server-private.h"
 
 #include <string.h>
@@ -125,7 +126,7 @@ static void test_request_whole(void)
 static void test_request_members(void)
 {
     static const char *const no_effect[] = {"user", "metadata", "store", "service_tier", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls", NULL};
+        "prompt_cache_key", "prompt_cache_retention", NULL};
 
     for (guint e = 0; e < SRV_N_ENDPOINTS; e++) {
         g_autofree const char **names = srv_request_members((SrvEndpoint)e);
@@ -151,6 +152,124 @@ static void test_request_members(void)
             srv_error_clear(&error);
             srv_request_clear(&r);
         }
+    }
+}
+
+/* Feeds @text in pieces of @step bytes; gives content and calls as "content|name(arguments)|...". */
+static char *calls_of(const char *text, gsize step)
+{
+    SrvCalls calls;
+    gsize n = strlen(text), content = 0;
+    GString *out = g_string_new(NULL);
+
+    srv_calls_init(&calls);
+    for (gsize at = 0; at < n; at += step) {
+        gsize known = MIN(at + step, n);
+        srv_calls_feed(&calls, text, known, known == n);
+        /* What was certain stays so. */
+        g_assert_cmpuint(calls.n_content, >=, content);
+        content = calls.n_content;
+    }
+    g_string_append_len(out, text, (gssize)content);
+    for (guint i = 0; i < calls.calls->len; i++) {
+        const SrvCall *call = &g_array_index(calls.calls, SrvCall, i);
+        g_assert_true(g_str_has_prefix(call->id, "call_"));
+        g_string_append_printf(out, "|%s(%.*s)%s", call->name, (int)(call->end - call->begin), text + call->begin,
+            call->is_whole ? "" : "...");
+    }
+    if (srv_calls_are_whole(&calls))
+        g_string_append(out, "|whole");
+    srv_calls_clear(&calls);
+    return g_string_free(out, FALSE);
+}
+
+static void test_calls(void)
+{
+#define CALL(name, arguments) "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " arguments "}\n</tool_call>"
+    static const struct {
+        const char *text, *found;
+    } cases[] = {
+        {"", ""},
+        {"no call\n", "no call\n"},
+        {"a < b <tool", "a < b <tool"},
+        {CALL("now", "{}"), "|now({})|whole"},
+        {"Let me see.\n" CALL("now", "{}"), "Let me see.|now({})|whole"},
+        {"Let me see.\n\n" CALL("now", "{}") "\n", "Let me see.\n|now({})|whole"},
+        {CALL("a", "{\"x\": \"}</tool_call>\\\"{\", \"y\": [1, {\"z\": null}]}") "\n" CALL("b", "{}"),
+            "|a({\"x\": \"}</tool_call>\\\"{\", \"y\": [1, {\"z\": null}]})|b({})|whole"},
+        {"<tool_call>{\"name\":\"a\",\"arguments\":{\"b\":1}}</tool_call>", "|a({\"b\":1})|whole"},
+        {CALL("a", "\"text\""), "|a(\"text\")|whole"},
+        {CALL("a", "12"), "|a(12)|whole"},
+        {"x\n<tool_call>\n{\"name\": \"a\", \"arguments\": {\"b\": \"cu", "x|a({\"b\": \"cu)..."},
+        {"x\n<tool_call>\n{\"name\": \"a", "x\n<tool_call>\n{\"name\": \"a"},
+        {"The tag <tool_call> is text, " CALL("a", "{}"), "The tag <tool_call> is text, |a({})|whole"},
+        {"<tool_call>\n{\"nome\": 1}", "<tool_call>\n{\"nome\": 1}"},
+    };
+    for (gsize i = 0; i < G_N_ELEMENTS(cases); i++)
+        for (gsize step = 1; step < 40; step += 1 + step / 4) {
+            g_autofree char *found = calls_of(cases[i].text, step);
+            g_assert_cmpstr(found, ==, cases[i].found);
+        }
+}
+
+#define TOOLS                                                                                                \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"minimum\":1.0}}}]"
+#define USER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
+
+static void test_request_tools(void)
+{
+    SrvError error = {0};
+    SrvRequest r;
+
+    parse(SRV_CHAT,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":null,"
+        "\"reasoning_content\":\"why\",\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+        "\"arguments\":\"{ }\"}},{\"function\":{\"name\":\"g\",\"arguments\":{\"b\":1.0,\"a\":[]}}}]},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":[{\"type\":\"text\",\"text\":\"y\"}]}]," TOOLS "}",
+        &r, &error);
+    const qe_message *m = &g_array_index(r.messages, qe_message, 1);
+    g_assert_true(m->n_calls == 2 && m->n_bytes == 0);
+    g_assert_cmpstr(m->reasoning, ==, "why");
+    g_assert_cmpstr(m->calls[0].arguments, ==, "{ }");
+    g_assert_cmpstr(m->calls[1].arguments, ==, "{\"b\": 1.0, \"a\": []}");
+    g_assert_true(m[1].role == QE_ROLE_TOOL && m[1].n_bytes == 1);
+    /* The tools are kept in the caller's own spelling. */
+    g_assert_nonnull(strstr(r.tools, "\"minimum\":1.0}"));
+    g_assert_true(r.constraint != NULL && srv_request_may_call(&r) && r.thinking == QE_THINKING_DEFAULT);
+    srv_request_clear(&r);
+
+    parse(SRV_CHAT, "{" USER "," TOOLS ",\"tool_choice\":\"none\"}", &r, &error);
+    g_assert_true(r.constraint != NULL && !srv_request_may_call(&r) && r.thinking == QE_THINKING_DEFAULT);
+    srv_request_clear(&r);
+    parse(SRV_CHAT, "{" USER "," TOOLS ",\"tool_choice\":\"required\"}", &r, &error);
+    g_assert_true(r.constraint != NULL && srv_request_may_call(&r) && r.thinking == QE_THINKING_OFF);
+    srv_request_clear(&r);
+
+    static const struct {
+        const char *body, *param;
+    } bad[] = {
+        {"{" USER ",\"tool_choice\":\"required\"}", "tool_choice"},
+        {"{" USER "," TOOLS ",\"tool_choice\":\"some\"}", "tool_choice"},
+        {"{" USER "," TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}}", "tool_choice"},
+        {"{" USER "," TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\"}}", "tool_choice"},
+        {"{" USER "," TOOLS ",\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
+        {"{" USER ",\"tools\":[{}]}", "tools"},
+        {"{" USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":true}}]}", "tools"},
+        {"{" USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":"
+         "{\"pattern\":\"x\"}}}]}",
+            "tools"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":[{}]}]}", "messages"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}", "messages"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]}]}", "messages"},
+        {"{\"messages\":[{\"role\":\"tool\",\"content\":null}]}", "messages"},
+        {"{\"messages\":[{\"role\":\"function\",\"content\":\"x\"}]}", "messages"},
+    };
+    for (gsize i = 0; i < G_N_ELEMENTS(bad); i++) {
+        g_assert_false(srv_request_parse(SRV_CHAT, bad[i].body, strlen(bad[i].body), NULL, &r, &error));
+        g_assert_cmpint(error.status, ==, 400);
+        g_assert_cmpstr(error.param, ==, bad[i].param);
+        srv_error_clear(&error);
+        srv_request_clear(&r);
     }
 }
 
@@ -237,6 +356,8 @@ int main(int argc, char **argv)
     g_test_add_func("/server/json/bounds", test_json_bounds);
     g_test_add_func("/server/request/whole", test_request_whole);
     g_test_add_func("/server/request/members", test_request_members);
+    g_test_add_func("/server/request/tools", test_request_tools);
+    g_test_add_func("/server/calls", test_calls);
     g_test_add_func("/server/error/shape", test_error_shape);
     g_test_add_func("/server/guard/hosts", test_hosts);
     g_test_add_func("/server/routes/described", test_routes);

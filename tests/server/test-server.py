@@ -283,7 +283,7 @@ def contents_in_all_their_forms():
     assert "image_url" in e["message"]
     for bad in (7, {}, [7], [{"text": "x"}], [{"type": "text"}], None):
         server.fails("POST", "/v1/chat/completions", 400, {"messages": [{"role": "user", "content": bad}]}, param="messages")
-    for role in ("tool", "robot", 7, None):
+    for role in ("function", "robot", 7, None):
         server.fails("POST", "/v1/chat/completions", 400, {"messages": [{"role": role, "content": "x"}]}, param="messages")
     for messages in ([], {}, "x", [7], None):
         server.fails("POST", "/v1/chat/completions", 400, {"messages": messages})
@@ -307,6 +307,82 @@ def strings_of_every_kind():
     assert nul == server.json("POST", url, body(b"ab"))["usage"]["prompt_tokens"] + 1 or nul > 0
     assert server.json("POST", "/detokenize", {"tokens": server.json("POST", "/tokenize", {"prompt": "a\0b"})["tokens"]}) == \
         {"prompt": "a\0b"}
+
+
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "minLength": 1, "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"], "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}}]
+
+
+def check_call(call):
+    assert call["type"] == "function" and call["id"].startswith("call_"), call
+    arguments = json.loads(call["function"]["arguments"])
+    if call["function"]["name"] == "get_weather":
+        assert set(arguments) == {"city", "unit"} and 1 <= len(arguments["city"]) <= 12 and arguments["unit"] in "CF", call
+    else:
+        assert call["function"]["name"] == "now" and arguments == {}, call
+
+
+@test
+def tools_are_called_as_their_schemas_say():
+    for seed in range(4):
+        a = server.chat("What is the weather in Ulm?", tools=TOOLS, tool_choice="required", max_tokens=400, temperature=1.3, seed=seed)
+        c = a["choices"][0]
+        [check_call(call) for call in c["message"]["tool_calls"]]
+        assert c["finish_reason"] == "tool_calls" and c["message"]["content"] is None, c
+        ids = [call["id"] for call in c["message"]["tool_calls"]]
+        assert len(set(ids)) == len(ids)
+    one = server.chat("What is the weather in Ulm?", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "now"}},
+                      parallel_tool_calls=False, n=2)
+    for c in one["choices"]:
+        assert [x["function"]["name"] for x in c["message"]["tool_calls"]] == ["now"] and c["finish_reason"] == "tool_calls", c
+    # A cut call is the beginning of one, and says so.
+    cut = server.chat("Hi", tools=TOOLS, tool_choice="required", max_tokens=40, parallel_tool_calls=False)["choices"][0]
+    assert cut["finish_reason"] in ("length", "tool_calls"), cut
+
+
+@test
+def a_streamed_call_is_the_whole_one():
+    request = {"messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS, "tool_choice": "required", "temperature": 1.1,
+               "seed": 11, "max_tokens": 400}
+    whole = server.json("POST", "/v1/chat/completions", request)["choices"][0]
+    calls, content, reason = [], "", None
+    for e in server.stream("/v1/chat/completions", request):
+        if e == "[DONE]":
+            continue
+        delta = e["choices"][0]["delta"]
+        reason = e["choices"][0]["finish_reason"] or reason
+        content += delta.get("content") or ""
+        for piece in delta.get("tool_calls", []):
+            if piece["index"] == len(calls):
+                assert piece["type"] == "function" and piece["function"]["arguments"] == ""
+                calls.append({"name": piece["function"]["name"], "arguments": ""})
+            else:
+                assert piece["index"] == len(calls) - 1 and set(piece) == {"index", "function"}, piece
+                calls[-1]["arguments"] += piece["function"]["arguments"]
+    assert calls == [c["function"] for c in whole["message"]["tool_calls"]]
+    assert content == "" and reason == whole["finish_reason"] == "tool_calls"
+
+
+@test
+def the_prompt_has_tools_calls_and_results():
+    user = {"role": "user", "content": "What is the weather in Ulm?"}
+    plain = server.chat(messages=[user], max_tokens=1)["usage"]["prompt_tokens"]
+    offered = {choice: server.chat(messages=[user], tools=TOOLS, tool_choice=choice, max_tokens=1)["usage"]["prompt_tokens"]
+               for choice in ("auto", "none")}
+    assert offered["auto"] == offered["none"] > plain + 100, (plain, offered)
+    answer = server.chat(messages=[user], tools=TOOLS, tool_choice="required", parallel_tool_calls=False, session_id="tools")
+    message = answer["choices"][0]["message"]
+    turn = [user, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "21 degrees"}]
+    after = server.chat(messages=turn, tools=TOOLS, session_id="tools", max_tokens=4)
+    # What the model wrote is found again, token by token, as far as its thinking switch let it.
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= offered["auto"] - 32, (after, offered)
+    # Arguments as an object are spelled as Python would.
+    spelled = [dict(message, tool_calls=[{"type": "function", "function": {"name": "now", "arguments": a}}]) for a in ('{"a": 1.0}', {"a": 1.0})]
+    counts = [server.chat(messages=[user, m, turn[2]], max_tokens=1)["usage"]["prompt_tokens"] for m in spelled]
+    assert counts[0] == counts[1]
+    server.request("DELETE", "/v1/sessions/tools")
 
 
 @test

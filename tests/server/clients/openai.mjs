@@ -57,5 +57,28 @@ await assert.rejects(client.chat.completions.create({ model: "gpt-9", messages }
 await assert.rejects(client.chat.completions.create({ model, messages, temperature: 7 }), (e) => e instanceof OpenAI.BadRequestError && e.param === "temperature");
 await assert.rejects(client.chat.completions.create({ model, messages: [{ role: "user", content: "word ".repeat(9000) }], stream: true }),
   (e) => e instanceof OpenAI.BadRequestError && e.code === "context_length_exceeded");
+// Tools: a call, its result, the next turn; streamed, through the package's accumulator; the package's own runner of tools.
+const tools = [{ type: "function", function: { name: "get_weather", description: "The weather of a city.", strict: true, parameters: {
+  type: "object", properties: { city: { type: "string", maxLength: 16 }, unit: { enum: ["C", "F"] } }, required: ["city", "unit"], additionalProperties: false } } }];
+const ask = [{ role: "user", content: "What is the weather in Bergen?" }];
+const called = await client.chat.completions.create({ model, messages: ask, tools, tool_choice: "required", parallel_tool_calls: false, temperature: 0 });
+const call = called.choices[0].message.tool_calls[0];
+assert.equal(called.choices[0].finish_reason, "tool_calls");
+assert.equal(call.function.name, "get_weather");
+const given = JSON.parse(call.function.arguments);
+assert.ok(typeof given.city === "string" && ["C", "F"].includes(given.unit), call.function.arguments);
+const next = await client.chat.completions.create({ model, temperature: 0, max_tokens: 20, tools,
+  messages: [...ask, called.choices[0].message, { role: "tool", tool_call_id: call.id, content: "12 degrees" }] });
+assert.ok(next.usage.prompt_tokens > called.usage.prompt_tokens && next.usage.prompt_tokens_details.cached_tokens > 0);
+const streamed = await client.chat.completions.stream({ model, messages: ask, tools, tool_choice: { type: "function", function: { name: "get_weather" } }, parallel_tool_calls: false, temperature: 0 }).finalChatCompletion();
+assert.deepEqual(streamed.choices[0].message.tool_calls.map((c) => c.function.name), ["get_weather"]);
+assert.equal(streamed.choices[0].message.tool_calls[0].function.arguments, call.function.arguments);
+let ran = 0;
+const runTools = client.chat.completions.runTools({ model, messages: ask, temperature: 0, max_tokens: 200, parallel_tool_calls: false, tool_choice: "required",
+  tools: [{ type: "function", function: { ...tools[0].function, parse: JSON.parse, function: (a) => { assert.ok(a.city !== undefined); ran++; return "12 degrees"; } } }] }, { maxChatCompletions: 2 });
+await runTools.done().catch((e) => { throw e; });
+assert.ok(ran >= 1, "the runner called no tool");
+await assert.rejects(client.chat.completions.create({ model, messages: ask, tools, tool_choice: { type: "function", function: { name: "none" } } }), (e) => e instanceof OpenAI.BadRequestError && e.param === "tool_choice");
+
 await assert.rejects(client.embeddings.create({ model, input: "x" }), (e) => e instanceof OpenAI.NotFoundError);
 console.log("done");
