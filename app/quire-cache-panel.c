@@ -39,6 +39,7 @@ struct _QuireCachePanel
   QuireSessionTitleFunc title_func;
   gpointer title_data;
   qe_session_id active;
+  guint64 n_snapshots;
 };
 
 G_DEFINE_FINAL_TYPE (QuireCachePanel, quire_cache_panel, GTK_TYPE_WIDGET)
@@ -260,6 +261,7 @@ quire_cache_panel_set_snapshot (QuireCachePanel *self, const qe_snapshot *snapsh
 
   g_return_if_fail (QUIRE_IS_CACHE_PANEL (self));
 
+  self->n_snapshots++;
   for (guint i = 0; i < QE_N_TIERS; i++)
     {
       quire_tier_row_set_view (QUIRE_TIER_ROW (self->tiers[i]), &snapshot->tiers[i],
@@ -311,6 +313,13 @@ quire_cache_panel_set_snapshot (QuireCachePanel *self, const qe_snapshot *snapsh
               : g_strdup_printf (_ ("1 cell = up to %u pages of %u tokens"), per_cell,
                                  snapshot->page_tokens);
   set_text (self->zoom, total);
+}
+
+guint64
+quire_cache_panel_get_n_snapshots (QuireCachePanel *self)
+{
+  g_return_val_if_fail (QUIRE_IS_CACHE_PANEL (self), 0);
+  return self->n_snapshots;
 }
 
 void

@@ -17,5 +17,7 @@ void quire_cache_panel_set_title_func (QuireCachePanel *self, QuireSessionTitleF
 void quire_cache_panel_set_active_session (QuireCachePanel *self, qe_session_id session);
 /* Copies what it needs. Cheap when nothing changed: call it for every snapshot while the panel is visible. */
 void quire_cache_panel_set_snapshot (QuireCachePanel *self, const qe_snapshot *snapshot);
+/* How many snapshots it was given. For tests. */
+guint64 quire_cache_panel_get_n_snapshots (QuireCachePanel *self);
 
 G_END_DECLS

@@ -5,7 +5,9 @@
  *    a minimised window: no frames come there).
  * 2. stick: the view follows the end of the text. Only the user's scrolling changes it, or sending.
  * 3. The adjustment changes while the viewport is being allocated; a value set then moves the viewport's child only in
- *    a later allocation, which follow_id asks for. */
+ *    a later allocation, which follow_id asks for.
+ * 4. Rows are made for the messages from first on; those before it when the user comes near, ROWS_MORE at a time. What
+ *    is in sight then stays where it is: its distance from the end does. */
 #include "app/quire-chat-view.h"
 
 #include <glib/gi18n.h>
@@ -26,6 +28,11 @@
 #define COLUMN_TIGHT_PX 560
 /* Closer to the end than this counts as the end. */
 #define STICK_PX 24
+/* Messages that get rows at first, and each time that the user comes near the top of them. */
+#define ROWS_FIRST 16
+#define ROWS_MORE 16
+/* New rows have found their height after so many frames. */
+#define ANCHOR_FRAMES 12
 
 struct _QuireChatView
 {
@@ -47,7 +54,10 @@ struct _QuireChatView
   QuireFindBar *find_bar;
   QuireComposer *composer;
 
-  guint tick_id, timer_id, follow_id, draft_id;
+  guint first; /* the first message that has a row */
+  double
+      from_end; /* where rows were put before what is in sight: its distance from the end; < 0: nowhere */
+  guint tick_id, timer_id, follow_id, draft_id, more_id, anchor_id, anchor_frames;
   gboolean stick;
   gboolean ask_again; /* once the model is there */
   gboolean growing;   /* the adjustment changes by itself */
@@ -138,26 +148,88 @@ follow_cb (gpointer user_data)
 }
 
 static void
+set_value (QuireChatView *self, double value)
+{
+  self->growing = TRUE;
+  gtk_adjustment_set_value (self->adjustment, value);
+  self->growing = FALSE;
+  if (self->follow_id == 0)
+    self->follow_id = g_idle_add_full (G_PRIORITY_HIGH_IDLE, follow_cb, self, NULL);
+}
+
+static void
+drop_anchor (QuireChatView *self)
+{
+  self->from_end = -1;
+  if (self->anchor_id != 0)
+    gtk_widget_remove_tick_callback (GTK_WIDGET (self), self->anchor_id);
+  self->anchor_id = 0;
+}
+
+static gboolean
+anchor_tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
+{
+  QuireChatView *self = QUIRE_CHAT_VIEW (widget);
+
+  if (++self->anchor_frames < ANCHOR_FRAMES)
+    return G_SOURCE_CONTINUE;
+  self->anchor_id = 0;
+  self->from_end = -1;
+  return G_SOURCE_REMOVE;
+}
+
+static gboolean
+more_cb (gpointer user_data)
+{
+  QuireChatView *self = user_data;
+  guint n = MIN (self->first, ROWS_MORE);
+
+  self->more_id = 0;
+  drop_anchor (self);
+  self->anchor_frames = 0;
+  self->anchor_id = gtk_widget_add_tick_callback (GTK_WIDGET (self), anchor_tick_cb, NULL, NULL);
+  self->from_end = end_of (self->adjustment) - gtk_adjustment_get_value (self->adjustment);
+  for (; n > 0; n--)
+    {
+      g_autoptr (QuireMessage) message
+          = g_list_model_get_item (G_LIST_MODEL (self->conversation), --self->first);
+
+      gtk_box_prepend (GTK_BOX (self->rows), quire_message_row_new (message));
+    }
+  return G_SOURCE_REMOVE;
+}
+
+/* Rows are made before the user gets to see that there are none. */
+static void
+make_rows_near (QuireChatView *self)
+{
+  if (self->first > 0 && self->more_id == 0 && gtk_adjustment_get_page_size (self->adjustment) > 0
+      && gtk_adjustment_get_value (self->adjustment)
+             < gtk_adjustment_get_page_size (self->adjustment))
+    self->more_id = g_idle_add_full (G_PRIORITY_HIGH_IDLE + 30, more_cb, self, NULL);
+}
+
+static void
 adjustment_changed_cb (QuireChatView *self)
 {
   if (self->stick)
-    {
-      self->growing = TRUE;
-      gtk_adjustment_set_value (self->adjustment, end_of (self->adjustment));
-      self->growing = FALSE;
-      if (self->follow_id == 0)
-        self->follow_id = g_idle_add_full (G_PRIORITY_HIGH_IDLE, follow_cb, self, NULL);
-    }
+    set_value (self, end_of (self->adjustment));
+  else if (self->from_end >= 0)
+    set_value (self, end_of (self->adjustment) - self->from_end);
   update_jump (self);
+  make_rows_near (self);
 }
 
 static void
 value_changed_cb (QuireChatView *self)
 {
   if (!self->growing)
+    drop_anchor (self);
+  if (!self->growing)
     self->stick
         = end_of (self->adjustment) - gtk_adjustment_get_value (self->adjustment) <= STICK_PX;
   update_jump (self);
+  make_rows_near (self);
 }
 
 static void
@@ -246,6 +318,20 @@ items_changed_cb (QuireChatView *self, guint position, guint removed, guint adde
   GtkWidget *row;
   guint i = 0;
 
+  if (position < self->first || gtk_widget_get_first_child (self->rows) == NULL)
+    {
+      /* Begins anew, from the end. */
+      guint n = g_list_model_get_n_items (G_LIST_MODEL (self->conversation));
+
+      while ((row = gtk_widget_get_first_child (self->rows)) != NULL)
+        gtk_box_remove (GTK_BOX (self->rows), row);
+      self->first = n > ROWS_FIRST ? n - ROWS_FIRST : 0;
+      position = 0;
+      removed = 0;
+      added = n - self->first;
+    }
+  else
+    position -= self->first;
   for (row = gtk_widget_get_first_child (self->rows); row != NULL && i < position; i++)
     {
       quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), FALSE);
@@ -262,7 +348,7 @@ items_changed_cb (QuireChatView *self, guint position, guint removed, guint adde
   for (i = 0; i < added; i++)
     {
       g_autoptr (QuireMessage) message
-          = g_list_model_get_item (G_LIST_MODEL (self->conversation), position + i);
+          = g_list_model_get_item (G_LIST_MODEL (self->conversation), self->first + position + i);
 
       row = quire_message_row_new (message);
       gtk_box_insert_child_after (GTK_BOX (self->rows), row, at);
@@ -826,6 +912,12 @@ quire_chat_view_get_announcer (QuireChatView *self)
   return self->announcer;
 }
 
+guint
+quire_chat_view_get_n_rows (QuireChatView *self)
+{
+  return g_list_model_get_n_items (G_LIST_MODEL (self->conversation)) - self->first;
+}
+
 GtkAdjustment *
 quire_chat_view_get_adjustment (QuireChatView *self)
 {
@@ -853,6 +945,8 @@ quire_chat_view_dispose (GObject *object)
   cancel_pump (self);
   g_clear_handle_id (&self->draft_id, g_source_remove);
   g_clear_handle_id (&self->follow_id, g_source_remove);
+  g_clear_handle_id (&self->more_id, g_source_remove);
+  drop_anchor (self);
   g_clear_object (&self->conversation);
   g_clear_object (&self->actions);
   G_OBJECT_CLASS (quire_chat_view_parent_class)->dispose (object);
@@ -893,6 +987,7 @@ quire_chat_view_init (QuireChatView *self)
 
   gtk_orientable_set_orientation (GTK_ORIENTABLE (self), GTK_ORIENTATION_VERTICAL);
   self->stick = TRUE;
+  self->from_end = -1;
   self->actions = g_simple_action_group_new ();
   g_action_map_add_action_entries (G_ACTION_MAP (self->actions), entries, G_N_ELEMENTS (entries),
                                    self);

@@ -27,6 +27,8 @@ GtkWidget *quire_chat_view_get_transcript (QuireChatView *self);
 /* To the last message. FALSE when there is nothing to focus. */
 gboolean quire_chat_view_focus_transcript (QuireChatView *self);
 QuireAnnouncer *quire_chat_view_get_announcer (QuireChatView *self);
+/* Messages that have a row so far: the last ones. For tests. */
+guint quire_chat_view_get_n_rows (QuireChatView *self);
 void quire_chat_view_add_toast (QuireChatView *self, AdwToast *toast);
 /* Writes the draft down now; else it is done a second after the last key. */
 void quire_chat_view_save_draft (QuireChatView *self);

@@ -6,6 +6,7 @@
 #include "app/quire-markdown-view.h"
 
 #include <glib/gi18n.h>
+#include <string.h>
 
 #include "app/quire-code-block.h"
 #include "app/quire-markdown.h"
@@ -19,7 +20,11 @@ struct _QuireMarkdownView
   GtkWidget *box;
   GPtrArray *blocks; /* (element-type QuireBlock) what is shown */
   GPtrArray *rows;   /* (element-type GtkWidget) borrowed, one a block */
-  int width;         /* of the last allocation */
+  GString
+      *settled;    /* the beginning of the text, which is not parsed again; its blocks come first */
+  guint n_settled; /* of the blocks */
+  guint64 n_parsed;
+  int width; /* of the last allocation */
   guint refit_id;
 };
 
@@ -191,15 +196,57 @@ row_update (GtkWidget *row, const QuireBlock *old, const QuireBlock *new)
     }
 }
 
+static GPtrArray *
+parse (QuireMarkdownView *self, const char *text, gsize n_bytes)
+{
+  GPtrArray *blocks = quire_markdown_parse (text, n_bytes);
+
+  self->n_parsed += blocks->len;
+  return blocks;
+}
+
+/* All blocks of the text; those of what is settled are moved over from what is shown. */
+static GPtrArray *
+parse_tail (QuireMarkdownView *self, const char *text, gsize n_bytes)
+{
+  GPtrArray *blocks = g_ptr_array_new_with_free_func ((GDestroyNotify)quire_block_free);
+  GPtrArray *tail;
+  gsize n_more;
+
+  if (n_bytes < self->settled->len || memcmp (text, self->settled->str, self->settled->len) != 0
+      || memmem (text + self->settled->len, n_bytes - self->settled->len, "]:", 2) != NULL)
+    {
+      g_string_truncate (self->settled, 0);
+      self->n_settled = 0;
+    }
+  for (guint i = 0; i < self->n_settled; i++)
+    g_ptr_array_add (blocks, g_steal_pointer (&self->blocks->pdata[i]));
+  text += self->settled->len;
+  n_bytes -= self->settled->len;
+  n_more = quire_markdown_find_settled (text, n_bytes);
+  if (n_more > 0)
+    {
+      tail = parse (self, text, n_more);
+      g_string_append_len (self->settled, text, (gssize)n_more);
+      self->n_settled += tail->len;
+      g_ptr_array_extend_and_steal (blocks, tail);
+    }
+  tail = parse (self, text + n_more, n_bytes - n_more);
+  g_ptr_array_extend_and_steal (blocks, tail);
+  return blocks;
+}
+
 void
 quire_markdown_view_set_text (QuireMarkdownView *self, const char *text, gsize n_bytes)
 {
   GPtrArray *blocks;
+  guint n_kept;
 
   g_return_if_fail (QUIRE_IS_MARKDOWN_VIEW (self));
 
-  blocks = quire_markdown_parse (text, n_bytes);
-  for (guint i = 0; i < blocks->len; i++)
+  n_kept = self->n_settled;
+  blocks = parse_tail (self, text, n_bytes);
+  for (guint i = MIN (n_kept, self->n_settled); i < blocks->len; i++)
     {
       const QuireBlock *new = g_ptr_array_index (blocks, i);
       GtkWidget *row, *before = i > 0 ? g_ptr_array_index (self->rows, i - 1) : NULL;
@@ -236,6 +283,13 @@ quire_markdown_view_get_n_blocks (QuireMarkdownView *self)
 {
   g_return_val_if_fail (QUIRE_IS_MARKDOWN_VIEW (self), 0);
   return self->blocks->len;
+}
+
+guint64
+quire_markdown_view_get_n_parsed (QuireMarkdownView *self)
+{
+  g_return_val_if_fail (QUIRE_IS_MARKDOWN_VIEW (self), 0);
+  return self->n_parsed;
 }
 
 /* GTK 4.8 now and then keeps the height that a wrapping label had at its former width when the window's layout changes
@@ -296,6 +350,7 @@ quire_markdown_view_finalize (GObject *object)
 
   g_ptr_array_unref (self->blocks);
   g_ptr_array_unref (self->rows);
+  g_string_free (self->settled, TRUE);
   G_OBJECT_CLASS (quire_markdown_view_parent_class)->finalize (object);
 }
 
@@ -318,6 +373,7 @@ quire_markdown_view_init (QuireMarkdownView *self)
 {
   self->blocks = g_ptr_array_new_with_free_func ((GDestroyNotify)quire_block_free);
   self->rows = g_ptr_array_new ();
+  self->settled = g_string_new (NULL);
   self->box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 0);
   gtk_widget_set_parent (self->box, GTK_WIDGET (self));
 }

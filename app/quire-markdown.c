@@ -500,6 +500,108 @@ quire_markdown_parse (const char *text, gsize n_bytes)
   return p.blocks;
 }
 
+/* ---- What is settled ---- */
+
+/* The length of the run of backticks or tildes that @line begins with, when it can open a fence. */
+static gsize
+fence_length (const char *line, gsize n)
+{
+  gsize run = 0;
+
+  while (run < n && line[run] == line[0])
+    run++;
+  if (n == 0 || (line[0] != '`' && line[0] != '~') || run < 3
+      || (line[0] == '`' && memchr (line + run, '`', n - run) != NULL))
+    return 0;
+  return run;
+}
+
+/* Whether @line could go on with a list that a blank line has left open. One that is not all there yet may become a list. */
+static gboolean
+may_be_item (const char *line, gsize n, gboolean whole)
+{
+  enum
+  {
+    MARKER_BYTES_MAX = 12
+  };
+  gsize i = 0;
+
+  if (!whole && n < MARKER_BYTES_MAX)
+    return TRUE;
+  if (strchr ("-+*", line[0]) != NULL)
+    return n < 2 || line[1] == ' ' || line[1] == '\t';
+  while (i < n && g_ascii_isdigit (line[i]))
+    i++;
+  return i > 0 && (i == n || line[i] == '.' || line[i] == ')');
+}
+
+static gboolean
+has_fence (const char *line, gsize n)
+{
+  return memmem (line, n, "```", 3) != NULL || memmem (line, n, "~~~", 3) != NULL;
+}
+
+/* Text is settled before a line that follows a blank one, is not indented, and is no item of a list: nothing before it can
+ * go on. Fences are the exception, so they are followed; where it is not plain whether one is open, the search ends. */
+gsize
+quire_markdown_find_settled (const char *text, gsize n_bytes)
+{
+  gsize settled = 0, fence = 0, next;
+  gboolean blank = FALSE, inner = FALSE;
+  char mark = 0;
+
+  if (memmem (text, n_bytes, "]:", 2) != NULL || memchr (text, '\r', n_bytes) != NULL
+      || memchr (text, '\0', n_bytes) != NULL)
+    return 0;
+  for (gsize at = 0; at < n_bytes; at = next)
+    {
+      const char *newline = memchr (text + at, '\n', n_bytes - at);
+      gsize end = newline != NULL ? (gsize)(newline - text) : n_bytes, indent = 0, run;
+      const char *line;
+      gsize n;
+
+      next = end + 1;
+      while (at + indent < end && (text[at + indent] == ' ' || text[at + indent] == '\t'))
+        indent++;
+      line = text + at + indent;
+      n = end - at - indent;
+      if (n == 0)
+        {
+          blank = TRUE;
+          continue;
+        }
+      run = fence_length (line, n);
+      if (fence > 0)
+        {
+          gboolean closes
+              = run >= fence && line[0] == mark && strspn (line + run, " \t\n") >= n - run;
+
+          /* A fence in a list ends with the list, one at the top is not ended so. */
+          if ((inner && indent == 0) || (closes && !inner && indent > 3))
+            return settled;
+          if (closes)
+            fence = 0;
+        }
+      else
+        {
+          gboolean item = may_be_item (line, n, newline != NULL);
+
+          if (blank && indent == 0 && !item)
+            settled = at;
+          if (run > 0)
+            {
+              fence = run;
+              mark = line[0];
+              inner = indent > 0;
+            }
+          else if (has_fence (line, n) && (item || line[0] == '>' || indent > 0))
+            return settled;
+        }
+      blank = FALSE;
+    }
+  return settled;
+}
+
 static gboolean
 cells_equal (const GPtrArray *a, const GPtrArray *b)
 {

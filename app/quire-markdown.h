@@ -1,9 +1,8 @@
 /* quire-markdown.h: Markdown as a flat list of blocks. No GTK, no state; any thread.
  *
  * The model's text is untrusted: everything is escaped, raw HTML is shown as text, links are http, https and mailto
- * only, and every prefix of a text gives well-formed Pango markup. While a reply streams, its text is parsed again and
- * the view compares blocks: an earlier block does not change when text is appended, save where Markdown itself says so.
- */
+ * only, and every prefix of a text gives well-formed Pango markup. While a reply streams, what is settled is parsed once;
+ * only what follows is parsed again, and the view compares its blocks. */
 #pragma once
 #include <glib.h>
 
@@ -38,6 +37,9 @@ typedef struct
 
 /* @text may hold NUL (shown as U+2400) and ill-formed bytes (U+FFFD). (element-type QuireBlock): owned. */
 GPtrArray *quire_markdown_parse (const char *text, gsize n_bytes);
+/* How much of @text is settled: its blocks stay whatever is appended, so that what follows can be parsed alone. @text begins
+ * with a block. 0 when nothing is, or when @text may define links by reference, which reach back. */
+gsize quire_markdown_find_settled (const char *text, gsize n_bytes);
 gboolean quire_block_equal (const QuireBlock *a, const QuireBlock *b);
 void quire_block_free (QuireBlock *block);
 

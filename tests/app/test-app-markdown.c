@@ -155,6 +155,56 @@ static void test_random(void)
     }
 }
 
+static void assert_same(GPtrArray *whole, guint at, GPtrArray *part)
+{
+    g_assert_cmpuint(at + part->len, <=, whole->len);
+    for (guint i = 0; i < part->len; i++)
+        g_assert_true(quire_block_equal(g_ptr_array_index(whole, at + i), g_ptr_array_index(part, i)));
+}
+
+/* What is settled in a beginning of a text gives the first blocks of the text, and the rest, parsed alone, the others. */
+static void assert_settles(const char *text, gsize n, gsize n_seen)
+{
+    gsize settled = quire_markdown_find_settled(text, n_seen);
+    g_autoptr(GPtrArray) whole = quire_markdown_parse(text, n);
+    g_autoptr(GPtrArray) first = quire_markdown_parse(text, settled);
+    g_autoptr(GPtrArray) rest = quire_markdown_parse(text + settled, n - settled);
+
+    g_assert_cmpuint(settled, <=, n_seen);
+    assert_same(whole, 0, first);
+    assert_same(whole, first->len, rest);
+    g_assert_cmpuint(first->len + rest->len, ==, whole->len);
+}
+
+static void test_settled(void)
+{
+    static const char *const pieces[] = {"\n", "\n", "\n\n", "\n\n", "word ", "- item", "* item", "12. item",
+        "1) a", "```", "```c", "~~~", "````", "  ```", "    ```", "> quote", "> ```", "- ```", "# Head",
+        "|a|b|", "|-|-|", "---", "===", "    deep", "  two", "\t", "**b**", "`x`", "1", "-",
+        "long text that goes on", "<b>"};
+    g_autoptr(GRand) rand = g_rand_new_with_seed(11);
+    guint n_settled = 0;
+
+    for (int round = 0; round < 20000; round++) {
+        g_autoptr(GString) text = g_string_new(NULL);
+        gsize seen;
+
+        for (int i = g_rand_int_range(rand, 1, 24); i > 0; i--)
+            g_string_append(text, pieces[g_rand_int_range(rand, 0, G_N_ELEMENTS(pieces))]);
+        seen = (gsize)g_rand_int_range(rand, 0, (gint32)text->len + 1);
+        n_settled += quire_markdown_find_settled(text->str, seen) > 0;
+        assert_settles(text->str, text->len, seen);
+    }
+    g_assert_cmpuint(n_settled, >, 1000);
+    for (gsize n = 0; n <= strlen(document); n++)
+        assert_settles(document, strlen(document), n);
+    /* A fence hides blank lines; a list goes on after one; links by reference reach back. */
+    g_assert_cmpuint(quire_markdown_find_settled("```\na\n\nbut this is code", 22), ==, 0);
+    g_assert_cmpuint(quire_markdown_find_settled("- a\n\n- b and so on", 18), ==, 0);
+    g_assert_cmpuint(quire_markdown_find_settled("one\n\ntwo and three more", 23), ==, 5);
+    g_assert_cmpuint(quire_markdown_find_settled("[one]\n\n[one]: http://a", 22), ==, 0);
+}
+
 static void test_equal(void)
 {
     g_autoptr(GPtrArray) a = parse(document);
@@ -191,6 +241,7 @@ int main(int argc, char **argv)
     g_test_add_func("/app/markdown/bytes", test_bytes);
     g_test_add_func("/app/markdown/prefixes", test_prefixes);
     g_test_add_func("/app/markdown/random", test_random);
+    g_test_add_func("/app/markdown/settled", test_settled);
     g_test_add_func("/app/markdown/equal", test_equal);
     g_test_add_func("/app/markdown/deep", test_deep);
     return g_test_run();

@@ -249,6 +249,45 @@ void say(const char *text, guint n_messages)
     wait_for("the message", has_n_messages, GUINT_TO_POINTER(n_messages));
 }
 
+static void saved_cb(GObject *source, GAsyncResult *result, gpointer data)
+{
+    g_autoptr(GError) error = NULL;
+
+    quire_history_save_finish(result, &error);
+    g_assert_no_error(error);
+    *(gboolean *)data = TRUE;
+}
+
+char *add_chat(const char *title, guint n_messages, guint n_tokens)
+{
+    static const char *const paragraphs[] = {"A page holds **16 tokens** and is *sealed* when it is full; a "
+                                             "sealed page is shared by all who need it. ",
+        "What was computed once need not be computed again, as long as the tokens before it are the same. ",
+        "- the card keeps what is hot\n- the host keeps what is warm\n- the disk keeps the rest\n\n"};
+    GPtrArray *messages = g_ptr_array_new_with_free_func((GDestroyNotify)quire_stored_message_free);
+    g_autoptr(QuireHistoryItem) item = quire_history_item_new();
+    QuireStoredChat *chat = quire_history_item_edit(item);
+    gboolean saved = FALSE;
+
+    quire_history_item_set_title(item, title, QUIRE_TITLE_USER);
+    chat->created = chat->updated = g_get_real_time();
+    chat->tab = -1;
+    chat->leaf = n_messages;
+    for (guint seq = 1; seq <= n_messages; seq++) {
+        g_autoptr(GString) text = g_string_new(NULL);
+
+        /* About 20 tokens a sentence. */
+        for (guint i = 0; i < MAX(n_tokens / 20, 1); i++)
+            g_string_append_printf(text, "%s%s", paragraphs[(seq + i) % 3], i % 4 == 3 ? "\n\n" : "");
+        g_ptr_array_add(
+            messages, quire_stored_message_new(seq, seq - 1, seq % 2 == 1 ? QE_ROLE_USER : QE_ROLE_ASSISTANT,
+                          QUIRE_REPLY_DONE, text->str, text->len));
+    }
+    quire_history_save(quire_application_get_history(application), item, messages, saved_cb, &saved);
+    wait_for("the stored chat", is_set, &saved);
+    return g_strdup(chat->id);
+}
+
 gboolean has_preferences(gpointer wanted)
 {
     gboolean found = FALSE;

@@ -37,6 +37,8 @@ GtkWidget *last_row(void);
 void open_window(int width, int height);
 void close_window(void);
 void say(const char *text, guint n_messages);
+/* Puts a conversation of @n_messages, of about @n_tokens each, in the history. Returns: its id, owned. */
+char *add_chat(const char *title, guint n_messages, guint n_tokens);
 gboolean has_preferences(gpointer wanted);
 
 /* @prepare may be NULL: settings from before the application starts. Returns the program's exit status. */
