@@ -404,6 +404,9 @@ static qk_status check_pages(const qk_plan *plan, uint32_t s, const qk_context_p
         if (n_outside != SPAN_PAGES || ((uint64_t)first + SPAN_PAGES) * QK_PAGE_TOKENS > seq->start)
             FAIL("plan: seqs[%u] pages %u to %u: %u at address 0, expected a whole span before start %u", s,
                 first, first + n - 1, n_outside, seq->start);
+        if (plan->host_path != QK_HOST_READ)
+            FAIL("plan: seqs[%u] page %u is outside, and host_path is %u, expected %u", s, first,
+                plan->host_path, (unsigned)QK_HOST_READ);
         if (params->partial == NULL)
             FAIL("plan: seqs[%u] page %u is outside, but the context has no partial function", s, first);
         *n_items += seq->n_rows;

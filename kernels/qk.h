@@ -424,7 +424,8 @@ typedef struct qk_plan {
     qk_seq *seqs;    /* [seqs_max] */
     uint64_t
         *pages; /* [pages_max]: device-visible base address of each page, and QK_PAGE_HOST. 0: outside (whole
-                           spans only, never the pages that this step writes; needs a partial function) */
+                           spans only, never the pages that this step writes; needs a partial function, and
+                           host_path QK_HOST_READ for host pages that are not outside) */
     const void *
         *host_pages; /* [pages_max] where partial_max > 0, else NULL: of outside pages, where the host reads
                         them. For the partial function; the backend does not look at it */

@@ -54,7 +54,7 @@ typedef struct
 typedef struct
 {
   double first_token_ms, prefill_tokens_per_s, ms_per_token, wall_ms;
-  uint32_t n_reused, n_new;
+  uint32_t n_reused, n_new, n_on_host;
 } Figures;
 
 static void
@@ -104,6 +104,7 @@ run_request (Bench *bench, qe_session_id session, GArray *ids, uint32_t n_gen, g
           = reply.receipt.decode_tokens_per_s > 0 ? 1000 / reply.receipt.decode_tokens_per_s : 0;
       out->n_reused = reply.receipt.n_reused;
       out->n_new = reply.receipt.n_new;
+      out->n_on_host = reply.receipt.n_on_host;
     }
   else if (reply.error != NULL)
     g_propagate_error (error, g_steal_pointer (&reply.error));
@@ -174,6 +175,9 @@ report_depth (const Bench *bench, uint32_t depth, const Figures *f, gboolean fir
   double share = bench->read_bytes_per_s > 0 ? weights_per_s / bench->read_bytes_per_s : 0;
   const qe_model_info *m = bench->info;
   gboolean filled = bench->synthetic && depth > 0;
+  g_autofree char *on_host = f->n_on_host > 0
+                                 ? g_strdup_printf ("  %u tokens on the host", f->n_on_host)
+                                 : g_strdup ("");
   /* Of a prompt token: every weight but the embedding, which is looked up, and the output layer, which the last token
    * alone goes through. Attention is not counted. */
   guint64 n_outside = (guint64)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2);
@@ -182,14 +186,17 @@ report_depth (const Bench *bench, uint32_t depth, const Figures *f, gboolean fir
   if (!bench->options->json)
     printf ("depth %6u%s  first token %9.2f ms  prefill %8.1f tok/s (%4.0f%% of FMA peak)  decode "
             "%8.3f ms/token  "
-            "%7.1f tok/s  %6.2f GB/s (%3.0f%%)\n",
+            "%7.1f tok/s  %6.2f GB/s (%3.0f%%)%s\n",
             depth, filled ? " synthetic" : "", f->first_token_ms, f->prefill_tokens_per_s,
             bench->flops > 0 ? 100 * flops / bench->flops : 0, f->ms_per_token,
-            f->ms_per_token > 0 ? 1000 / f->ms_per_token : 0, weights_per_s / 1e9, 100 * share);
+            f->ms_per_token > 0 ? 1000 / f->ms_per_token : 0, weights_per_s / 1e9, 100 * share,
+            on_host);
   fflush (stdout);
   g_string_append_printf (
-      json, "%s{\"depth\": %u, \"synthetic\": %s, \"prompt\": {\"n\": %d, \"ttft_ms\": ",
-      first ? "" : ", ", depth, filled ? "true" : "false", bench->options->prompt);
+      json,
+      "%s{\"depth\": %u, \"synthetic\": %s, \"on_host\": %u, \"prompt\": {\"n\": "
+      "%d, \"ttft_ms\": ",
+      first ? "" : ", ", depth, filled ? "true" : "false", f->n_on_host, bench->options->prompt);
   cli_json_append_number (json, f->first_token_ms, 3);
   g_string_append (json, ", \"tokens_per_s\": ");
   cli_json_append_number (json, f->prefill_tokens_per_s, 2);
