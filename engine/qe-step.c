@@ -213,6 +213,9 @@ static void add_pages(const lane *l, qk_plan *plan, const qe_step_member *m, con
             plan->host_pages[at] = outside ? qe_kv_page_host(pool, pages[i]) : NULL;
         if (leaves_out && i >= m->select.n_sink && i < n_pages - m->select.n_recent)
             plan->bounds[at] = qe_kv_page_bounds(pool, pages[i]);
+        /* What the CPU has no whole span of, as the end of the context, is read beside it: nothing is streamed. */
+        if (outside)
+            plan->host_path = QK_HOST_READ;
     }
 }
 

@@ -23,14 +23,20 @@ static qk_status open_mock(void *user, qk_backend **out, char *error, size_t err
     return status;
 }
 
-static qe_engine *engine_with(uint32_t n_device, uint32_t n_host)
+static qe_engine *engine_by(uint32_t n_device, uint32_t n_host, qe_host_path path)
 {
     return et_engine_new(&(qe_engine_options){
         .kv_bytes_max = (uint64_t)n_device * PAGE_BYTES,
         .host_bytes_max = n_host ? (uint64_t)n_host * PAGE_BYTES : 1,
         .ring_bytes = 1 << 20,
         .step_rows_max = 64,
+        .host_path = path,
     });
+}
+
+static qe_engine *engine_with(uint32_t n_device, uint32_t n_host)
+{
+    return engine_by(n_device, n_host, QE_HOST_PATH_AUTO);
 }
 
 static qe_session_id open_mode(qe_engine *engine, qe_cache_mode mode, uint32_t gpu_tokens)
@@ -73,6 +79,7 @@ static float *logits_of(qe_engine *engine, qe_session_id session, const GArray *
 typedef struct {
     qe_cache_mode mode;
     uint32_t gpu_tokens, n_device, n_host;
+    qe_host_path path;
 } setup;
 
 static const setup setups[] = {
@@ -84,6 +91,7 @@ static const setup setups[] = {
     {QE_CACHE_TIERED, 0, 7, 400},    /* less than the conversation needs */
     {QE_CACHE_TIERED, 64, 400, 400}, /* capped: pages go to the host after every step */
     {QE_CACHE_TIERED, 96, 20, 400},
+    {QE_CACHE_TIERED, 64, 400, 400, QE_HOST_PATH_READ},
 };
 
 static void same_in_all_modes(const char *backend)
@@ -106,7 +114,7 @@ static void same_in_all_modes(const char *backend)
     for (guint k = 0; k < G_N_ELEMENTS(setups); k++) {
         const setup *s = &setups[k];
         mock_options = (qk_mock_options){.seed = k, .delay_us_max = 300, .n_threads = 2};
-        engine = engine_with(s->n_device, s->n_host);
+        engine = engine_by(s->n_device, s->n_host, s->path);
         session = open_mode(engine, s->mode, s->gpu_tokens);
         talk(engine, session, got);
         uint32_t n_before = 0, n_host = 0;
@@ -130,6 +138,40 @@ static void same_in_all_modes(const char *backend)
         qe_engine_free(engine);
     }
     clear_all(want);
+}
+
+/* Whole spans on the host are attended to by the CPU; those at the end of the context, of which the device has a part,
+ * beside it by the device. On every way the same tokens. */
+static void test_paths(void)
+{
+    static const qe_host_path paths[] = {QE_HOST_PATH_STREAM, QE_HOST_PATH_READ, QE_HOST_PATH_CPU};
+    g_autoptr(GArray) ids = et_some_ids(700, 11);
+    const uint32_t *prompt = (const uint32_t *)(const void *)ids->data;
+    et_result want = {0}, got = {0};
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(4000, 0);
+    qe_generate_params params = et_ids(open_mode(engine, QE_CACHE_SESSION, 0), prompt, ids->len, 24);
+    et_generate(engine, &params, &want);
+    qe_engine_free(engine);
+    et_set_backend(open_mock, NULL);
+    for (guint k = 0; k < G_N_ELEMENTS(paths); k++) {
+        mock_options = (qk_mock_options){.seed = k, .delay_us_max = 300, .n_threads = 2};
+        engine = engine_by(400, 400, paths[k]);
+        qe_session_id session = open_mode(engine, QE_CACHE_TIERED, 64);
+        params = et_ids(session, prompt, ids->len, 24);
+        et_generate(engine, &params, &got);
+        g_assert_no_error(got.error);
+        et_assert_same(&want, &got);
+        et_result_clear(&got);
+        params = et_ids(session, prompt, ids->len, 24); /* from what lies on the host */
+        et_generate(engine, &params, &got);
+        g_assert_no_error(got.error);
+        et_assert_same(&want, &got);
+        g_assert_cmpuint(got.receipt.n_on_host, >=, 2 * QK_SPAN_TOKENS);
+        et_result_clear(&got);
+        qe_engine_free(engine);
+    }
+    et_result_clear(&want);
 }
 
 static void test_same_cpu(void)
@@ -613,6 +655,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/config", test_config);
     g_test_add_func("/engine/tiers/same/cpu", test_same_cpu);
     g_test_add_func("/engine/tiers/same/mock", test_same_mock);
+    g_test_add_func("/engine/tiers/paths", test_paths);
     g_test_add_func("/engine/tiers/many/cpu", test_many_cpu);
     g_test_add_func("/engine/tiers/many/mock", test_many_mock);
     g_test_add_func("/engine/tiers/shared", test_shared);

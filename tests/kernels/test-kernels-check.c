@@ -171,6 +171,7 @@ static void test_plan(void)
     REFUSED("kv_class", s.plan.kv_class = UINT32_MAX);
     REFUSED("host_path", s.plan.host_path = 2);
     REFUSED("host_path", s.plan.host_path = UINT32_MAX);
+    REFUSED("is outside, and host_path is 1, expected 0", s.plan.host_path = QK_HOST_STREAM);
     REFUSED("partial function", s.params.partial = NULL);
     REFUSED("outside items", s.params.partial_max = 2);
     REFUSED("outputs[1].row", s.outputs[1].row = 5);
@@ -198,7 +199,6 @@ static void test_plan(void)
     set_up(&s);
     for (int p = 16; p < 37; p++)
         s.pages[p] |= QK_PAGE_HOST;
-    s.plan.host_path = QK_HOST_STREAM;
     tap_ok(check(&s) == QK_OK, "host pages up to the last one before the rows pass %s", line);
     s.seqs[0].start = 592; /* the first row begins page 37 */
     s.seqs[0].n_rows = 3;
