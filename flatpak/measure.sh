@@ -17,16 +17,14 @@ now() { date +%s%N; }
 cold() { sync; echo 3 >/proc/sys/vm/drop_caches 2>/dev/null || say "caches stay: not root"; }
 # to_window COMMAND...: milliseconds until a window shows. The window is closed again.
 to_window() {
-    local begun pid
+    local begun n
     begun=$(now)
     me "$@" >/dev/null 2>&1 &
-    pid=$!
-    until me xdotool search --onlyvisible --class quire >/dev/null 2>&1; do sleep 0.02; done
+    for n in $(seq 1000); do me xdotool search --onlyvisible --class quire >/dev/null 2>&1 && break; sleep 0.02; done
     echo $((($(now) - begun) / 1000000))
     me flatpak kill "$id" 2>/dev/null || true
-    kill $pid 2>/dev/null || true
-    wait $pid 2>/dev/null || true
-    while me xdotool search --onlyvisible --class quire >/dev/null 2>&1; do sleep 0.1; done
+    me xdotool search --onlyvisible --class quire windowkill >/dev/null 2>&1 || true
+    for n in $(seq 100); do me xdotool search --onlyvisible --class quire >/dev/null 2>&1 || break; sleep 0.1; done
 }
 # to_token COMMAND...: milliseconds from the start of the process until a reply of one token is printed.
 to_token() {
