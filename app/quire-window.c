@@ -203,11 +203,18 @@ quire_window_get_tab_view (QuireWindow *self)
 void
 quire_window_update_title (QuireWindow *self)
 {
-  const qe_engine_status *status = quire_engine_client_get_status (self->client);
-  const qe_snapshot *snapshot = quire_engine_client_get_snapshot (self->client);
-  QuireChatView *chat = quire_window_get_chat (self);
-  GString *subtitle = g_string_new (NULL);
+  const qe_engine_status *status;
+  const qe_snapshot *snapshot;
+  QuireChatView *chat;
+  GString *subtitle;
 
+  /* The window goes, and a preferences window above it, which goes with it, changed the engine. */
+  if (self->client == NULL)
+    return;
+  status = quire_engine_client_get_status (self->client);
+  snapshot = quire_engine_client_get_snapshot (self->client);
+  chat = quire_window_get_chat (self);
+  subtitle = g_string_new (NULL);
   if (status->model != NULL)
     {
       g_autofree char *name = quire_model_dup_name (status->model);
