@@ -274,12 +274,12 @@ static void test_shares_fairly(void)
     for (gsize i = 0; i < G_N_ELEMENTS(clients); i++)
         fetch_begin(&clients[i], "v1/chat/completions",
             "{\"temperature\":1.9,\"seed\":5,\"top_p\":1,\"top_k\":0,\"logit_bias\":{\"6141\":-100,\"6139\":-"
-            "100},\"n\":2,"
-            "\"max_tokens\":1500,\"messages\":[{\"role\":\"user\",\"content\":\"Tell me a story.\"}]}",
+            "100},\"n\":1,"
+            "\"max_tokens\":300,\"messages\":[{\"role\":\"user\",\"content\":\"Tell me a story.\"}]}",
             NULL);
     for (;;) {
         const qe_snapshot *s = quire_engine_client_get_snapshot(quire_application_get_client(application));
-        if (s != NULL && s->n_running == 6)
+        if (s != NULL && s->n_running == 3)
             break;
         g_main_context_iteration(NULL, TRUE);
     }
@@ -294,7 +294,7 @@ static void test_shares_fairly(void)
     for (gsize i = 0; i < G_N_ELEMENTS(clients); i++) {
         wait_for("a client", is_fetched, &clients[i]);
         g_assert_true(g_str_has_suffix(clients[i].out, "200"));
-        g_assert_nonnull(strstr(clients[i].out, "\"completion_tokens\":3000"));
+        g_assert_nonnull(strstr(clients[i].out, "\"completion_tokens\":300"));
         fetch_clear(&clients[i]);
     }
     close_window();
