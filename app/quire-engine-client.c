@@ -682,9 +682,8 @@ quire_engine_client_finalize (GObject *object)
 static void
 quire_engine_client_class_init (QuireEngineClientClass *klass)
 {
-  static const char *names[N_SIGNALS]
-      = { "status-changed", "snapshot-changed", "news", "sessions-lost", "turn-asked",
-          "engine-leaving" };
+  static const char *names[N_SIGNALS] = { "status-changed", "snapshot-changed", "news",
+                                          "sessions-lost",  "turn-asked",       "engine-leaving" };
 
   G_OBJECT_CLASS (klass)->finalize = quire_engine_client_finalize;
   for (int i = 0; i < N_SIGNALS; i++)

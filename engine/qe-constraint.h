@@ -14,7 +14,7 @@ typedef enum {
 struct qe_constraint {
     qe_constraint_kind kind;
     qe_grammar *grammar; /* may be NULL, see above */
-    int n_refs; /* atomic */
+    int n_refs;          /* atomic */
 };
 
 G_END_DECLS

@@ -12,12 +12,12 @@ struct qe_guide {
     qe_eos_list eos;
     uint32_t vocab_size, n_words;
     int64_t think, think_end; /* -1: the vocabulary has no such token */
-    int64_t call; /* "<tool_call>"; -1: the vocabulary spells it */
+    int64_t call;             /* "<tool_call>"; -1: the vocabulary spells it */
     bool thinking, may_think;
     bool watching, no_call; /* free until a call; for ever, without one */
     bool in_thought;        /* while watching */
     GString *tail;          /* while watching a vocabulary that spells it: the last bytes */
-    bool stuck; /* no token of the vocabulary can go on */
+    bool stuck;             /* no token of the vocabulary can go on */
 };
 
 static int64_t find(const qe_vocab *vocab, const char *content)
@@ -128,7 +128,8 @@ static bool begins_call(qe_guide *self, uint32_t id)
     if (bytes)
         g_string_append_len(self->tail, bytes, (gssize)n);
     found = g_strstr_len(self->tail->str, (gssize)self->tail->len, call_tag);
-    if (found && qe_matcher_take_bytes(self->matcher, found, self->tail->len - (gsize)(found - self->tail->str)))
+    if (found &&
+        qe_matcher_take_bytes(self->matcher, found, self->tail->len - (gsize)(found - self->tail->str)))
         return true;
     /* What may still become the tag stays. */
     if (self->tail->len >= strlen(call_tag))

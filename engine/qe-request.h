@@ -17,7 +17,7 @@ typedef struct {
     qe_role role;
     char *text; /* owned; not NUL-terminated in meaning: n_bytes counts */
     gsize n_bytes;
-    char *reasoning; /* owned; may be NULL */
+    char *reasoning;     /* owned; may be NULL */
     qe_tool_call *calls; /* owned, and what they name */
     uint32_t n_calls;
 } qe_request_message;
@@ -60,14 +60,14 @@ struct qe_request {
     uint64_t serial;              /* order of arrival */
     struct qe_timeline *timeline; /* borrowed; NULL before the prompt is there and after the end */
     qe_request_state state;
-    bool paused;       /* its outbox is full */
-    bool restoring;    /* pages are on their way to the device */
-    uint32_t epoch;    /* grows whenever planned positions stop to count */
-    uint32_t slot;     /* QK_NO_SLOT unless running */
-    uint32_t pos;      /* next position to plan */
-    uint32_t n_unread; /* tokens drawn by steps in flight */
+    bool paused;        /* its outbox is full */
+    bool restoring;     /* pages are on their way to the device */
+    uint32_t epoch;     /* grows whenever planned positions stop to count */
+    uint32_t slot;      /* QK_NO_SLOT unless running */
+    uint32_t pos;       /* next position to plan */
+    uint32_t n_unread;  /* tokens drawn by steps in flight */
     bool opens_thought; /* the prompt ends with "<think>\n", which the reply's text begins with */
-    bool history_set;  /* the slot has this request's penalty history */
+    bool history_set;   /* the slot has this request's penalty history */
     bool top_known, reuse_counted;
     bool begun_known; /* its first token was drawn from logits that were kept */
     uint32_t n_prompt, n_generated, n_generate_max;

@@ -124,7 +124,8 @@ static bool template_read(qe_template *self, const char *dir, GError **error)
     }
     for (guint i = 0; i < N_TAGS; i++) {
         uint32_t id;
-        bool found = qe_tokenizer_find(self->tokenizer, tags[i], &id) && qe_tokenizer_is_added(self->tokenizer, id);
+        bool found =
+            qe_tokenizer_find(self->tokenizer, tags[i], &id) && qe_tokenizer_is_added(self->tokenizer, id);
         self->tag_ids[i] = found ? (int64_t)id : -1;
     }
     json_object_unref(root);
@@ -350,9 +351,9 @@ static void put_assistant(builder *b, const qe_template_message *m, bool earlier
 /* The system turn that offers tools. @system: the first message when it is a system message, else NULL. */
 static void put_tools(builder *b, const char *const *tools, const qe_template_message *system)
 {
-    static const char head[] =
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
-        "function signatures within <tools></tools> XML tags:\n<tools>";
+    static const char head[] = "# Tools\n\nYou may call one or more functions to assist with the user "
+                               "query.\n\nYou are provided with "
+                               "function signatures within <tools></tools> XML tags:\n<tools>";
     static const char end[] =
         "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
         "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "

@@ -17,8 +17,8 @@ static void write_float(GString *out, double x)
     }
     int precision = 0;
     do
-        g_ascii_formatd(text, sizeof text, (const char[]){'%', '.', (char)('0' + precision / 10),
-                                               (char)('0' + precision % 10), 'e', 0}, x);
+        g_ascii_formatd(text, sizeof text,
+            (const char[]){'%', '.', (char)('0' + precision / 10), (char)('0' + precision % 10), 'e', 0}, x);
     while (g_ascii_strtod(text, NULL) != x && ++precision <= 17);
     /* "-d.ddde-XX": the parts. */
     const char *digits = text + (*text == '-');
@@ -56,7 +56,8 @@ static void write_float(GString *out, double x)
 static void write_number(GString *out, const qe_json_reader *reader, bool is_integer)
 {
     size_t begin = reader->pos;
-    while (begin > 0 && (g_ascii_isdigit(reader->data[begin - 1]) || strchr("+-.eE", reader->data[begin - 1])))
+    while (
+        begin > 0 && (g_ascii_isdigit(reader->data[begin - 1]) || strchr("+-.eE", reader->data[begin - 1])))
         begin--;
     if (!is_integer)
         write_float(out, reader->number);
@@ -150,7 +151,8 @@ static bool spell(const char *label, const char *json, gsize n, bool is_list, GP
         return false;
     JsonNode *node = json_object_get_member(object, "tools");
     if (json_object_get_size(object) != 1 || !node || (is_list && !JSON_NODE_HOLDS_ARRAY(node))) {
-        g_set_error(error, QE_ERROR, QE_ERROR_FORMAT, "%s must be %s", label, is_list ? "a list" : "one value");
+        g_set_error(
+            error, QE_ERROR, QE_ERROR_FORMAT, "%s must be %s", label, is_list ? "a list" : "one value");
         return false;
     }
     qe_json_reader reader;

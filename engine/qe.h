@@ -281,8 +281,9 @@ void qe_engine_delete_session_files(qe_engine *engine, const char *disk_key);
 
 /* ---- Requests ---- */
 
-#define QE_KEEP_ALL    UINT32_MAX
-#define QE_KEEP_PROMPT (UINT32_MAX - 1) /* forks: all but the last message, which is the reply of the last request */
+#define QE_KEEP_ALL UINT32_MAX
+#define QE_KEEP_PROMPT                                                                                       \
+    (UINT32_MAX - 1) /* forks: all but the last message, which is the reply of the last request */
 
 typedef enum { QE_ROLE_SYSTEM, QE_ROLE_USER, QE_ROLE_ASSISTANT, QE_ROLE_TOOL } qe_role;
 typedef struct {

@@ -229,10 +229,10 @@ add_logprobs (const Job *job, const Out *o, guint first, GString *out)
 static void
 add_finish (GString *out, const Out *o)
 {
-  const char *reason = o->finish == QE_FINISH_STOP && o->calls.calls != NULL
-                               && srv_calls_are_whole (&o->calls)
-                           ? "tool_calls"
-                           : qe_finish_name (o->finish);
+  const char *reason
+      = o->finish == QE_FINISH_STOP && o->calls.calls != NULL && srv_calls_are_whole (&o->calls)
+            ? "tool_calls"
+            : qe_finish_name (o->finish);
 
   if (o->is_done)
     g_string_append_printf (out, ",\"finish_reason\":\"%s\"}", reason);
@@ -411,7 +411,8 @@ add_call_deltas (Job *job, guint i, const char *answer, GString *out)
           begin_choice (job, i, out);
           g_string_append_printf (
               out, "\"delta\":{\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", k);
-          srv_json_add_string (out, answer + call->begin + call->n_sent, (gssize)(n - call->n_sent));
+          srv_json_add_string (out, answer + call->begin + call->n_sent,
+                               (gssize)(n - call->n_sent));
           g_string_append (out, "}}]}");
           end_choice (job, i, out);
           call->n_sent = n;
@@ -604,7 +605,8 @@ fork_choices (Job *job, qe_session_id parent)
   for (guint i = 1; i < job->r.n; i++)
     {
       g_autoptr (GError) cause = NULL;
-      qe_session_id session = qe_engine_fork_session (job->server->engine, parent, QE_KEEP_PROMPT, &cause);
+      qe_session_id session
+          = qe_engine_fork_session (job->server->engine, parent, QE_KEEP_PROMPT, &cause);
 
       if (session == 0)
         {

@@ -88,8 +88,8 @@ srv_route_model (QuireServer *self, SoupServerMessage *msg, const char *arg)
 void
 srv_route_health (QuireServer *self, SoupServerMessage *msg, const char *arg)
 {
-  static const char *const states[] = { "no_model", "loading",     "ok",
-                                        "failed",   "device_lost", "released" };
+  static const char *const states[]
+      = { "no_model", "loading", "ok", "failed", "device_lost", "released" };
   GString *out = g_string_new ("{");
   qe_engine_status status;
   gboolean ready;

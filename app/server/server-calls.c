@@ -7,11 +7,11 @@ static const char open_tag[] = "<tool_call>", close_tag[] = "</tool_call>";
 
 enum
 {
-  IN_TEXT,      /* looks for a tag */
-  IN_HEAD,      /* behind it, before the arguments */
+  IN_TEXT, /* looks for a tag */
+  IN_HEAD, /* behind it, before the arguments */
   IN_ARGUMENTS,
-  IN_TAIL,      /* behind them, before the closing tag */
-  BETWEEN       /* behind that: another call or nothing */
+  IN_TAIL, /* behind them, before the closing tag */
+  BETWEEN  /* behind that: another call or nothing */
 };
 
 static void
@@ -139,8 +139,8 @@ read_text (SrvCalls *self, const char *text, gsize n)
     }
   self->tag = (gsize)(found - text);
   /* The template puts one line feed before a call that follows text. */
-  self->n_content = MAX (self->n_content,
-                         self->tag - (self->tag > 0 && text[self->tag - 1] == '\n' ? 1 : 0));
+  self->n_content
+      = MAX (self->n_content, self->tag - (self->tag > 0 && text[self->tag - 1] == '\n' ? 1 : 0));
   self->at = self->tag + strlen (open_tag);
   self->state = IN_HEAD;
   return TRUE;
@@ -205,7 +205,8 @@ read_between (SrvCalls *self, const char *text, gsize n)
 {
   while (self->at < n && g_ascii_isspace (text[self->at]))
     self->at++;
-  if (n - self->at < strlen (open_tag) || memcmp (text + self->at, open_tag, strlen (open_tag)) != 0)
+  if (n - self->at < strlen (open_tag)
+      || memcmp (text + self->at, open_tag, strlen (open_tag)) != 0)
     return FALSE;
   self->tag = self->at;
   self->at += strlen (open_tag);

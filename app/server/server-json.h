@@ -30,8 +30,8 @@ struct _SrvJson
   double number;
   char *text; /* a string's bytes, a NUL behind them */
   gsize n_text;
-  GPtrArray *items; /* SrvJson: of an array, or an object's values */
-  GPtrArray *names; /* char *: of an object, beside items; without NUL */
+  GPtrArray *items;   /* SrvJson: of an array, or an object's values */
+  GPtrArray *names;   /* char *: of an object, beside items; without NUL */
   const char *source; /* the value in the text that was read, borrowed from there */
   gsize n_source;
 };

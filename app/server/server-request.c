@@ -602,10 +602,10 @@ is_empty (const SrvJson *value)
 static gboolean
 check_members (guint i, const SrvJson *message, qe_role role, SrvError *error)
 {
-  static const char *const known[]
-      = { "role",         "content", "name",          "refusal",
-          "annotations",  "audio",   "tool_call_id",  "reasoning_content",
-          "tool_calls",   "function_call", NULL };
+  static const char *const known[] = {
+    "role",         "content",           "name",       "refusal",       "annotations", "audio",
+    "tool_call_id", "reasoning_content", "tool_calls", "function_call", NULL
+  };
 
   for (guint k = 0; k < message->names->len; k++)
     {
@@ -663,8 +663,7 @@ read_call (SrvRequest *r, guint i, const SrvJson *value, qe_tool_call *out, SrvE
       || (type != NULL && (type->type != SRV_JSON_STRING || strcmp (type->text, "function") != 0)))
     return srv_error_set (error, 400, "invalid_value", "messages",
                           "messages[%u].tool_calls: expected calls of the type “function”", i);
-  out->name
-      = keep_text (r, i, "tool_calls.function.name", srv_json_get (function, "name"), error);
+  out->name = keep_text (r, i, "tool_calls.function.name", srv_json_get (function, "name"), error);
   if (out->name == NULL)
     return FALSE;
   if (arguments == NULL || arguments->type != SRV_JSON_OBJECT)
@@ -674,8 +673,8 @@ read_call (SrvRequest *r, guint i, const SrvJson *value, qe_tool_call *out, SrvE
     }
   spelled = qe_json_spell (arguments->source, (gssize)arguments->n_source, &cause);
   if (spelled == NULL)
-    return srv_error_set (error, 400, "invalid_value", "messages",
-                          "messages[%u].tool_calls: %s", i, cause->message);
+    return srv_error_set (error, 400, "invalid_value", "messages", "messages[%u].tool_calls: %s", i,
+                          cause->message);
   g_ptr_array_add (r->texts, spelled);
   out->arguments = spelled;
   return TRUE;
@@ -925,11 +924,12 @@ bind_tools (SrvRequest *r, SrvError *error)
   if (r->tool_choice == SRV_TOOLS_AUTO)
     calls = qe_constraint_new_tool_call_or_text (r->tools, -1, r->parallel_tool_calls, &cause);
   else
-    calls = qe_constraint_new_tool_call (r->tools, -1, r->tool_name, r->parallel_tool_calls,
-                                         &cause);
+    calls
+        = qe_constraint_new_tool_call (r->tools, -1, r->tool_name, r->parallel_tool_calls, &cause);
   if (calls == NULL)
     {
-      gboolean named = r->tool_name != NULL && g_error_matches (cause, QE_ERROR, QE_ERROR_NOT_FOUND);
+      gboolean named
+          = r->tool_name != NULL && g_error_matches (cause, QE_ERROR, QE_ERROR_NOT_FOUND);
 
       return srv_error_set (error, 400, named ? "invalid_value" : "invalid_schema",
                             named ? "tool_choice" : "tools", "%s", cause->message);

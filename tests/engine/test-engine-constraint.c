@@ -535,7 +535,8 @@ static void test_tools(void)
     static const char *const bad[] = {"{}", "[]", "[1]",
         "[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]",
         "[{\"type\":\"x\",\"function\":{\"name\":\"a\"}}]", "[]},{\"a\":[",
-        "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"strict\":true,\"parameters\":{\"minimum\":1}}}]",
+        "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"strict\":true,\"parameters\":{\"minimum\":1}}"
+        "}]",
         "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":7}}]",
         "[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":{\"type\":\"x\"}}}]"};
     for (gsize i = 0; i < G_N_ELEMENTS(bad); i++) {
@@ -552,9 +553,10 @@ static void test_tools(void)
 static void test_tools_not_strict(void)
 {
     uint32_t id;
-    g_autoptr(qe_grammar) loose = tools_of("[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":"
-                                           "{\"type\":\"object\",\"properties\":{\"x\":{\"pattern\":\"b\"}}}}}]",
-        NULL, false, NULL);
+    g_autoptr(qe_grammar) loose =
+        tools_of("[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":"
+                 "{\"type\":\"object\",\"properties\":{\"x\":{\"pattern\":\"b\"}}}}}]",
+            NULL, false, NULL);
     g_assert_nonnull(loose);
     if (!qe_tokenizer_find(vocab->tokenizer, "<tool_call>", &id))
         g_assert_true(
@@ -562,8 +564,8 @@ static void test_tools_not_strict(void)
 }
 
 /* Draws from the guide's masks until it may end; returns the text behind what was given. */
-static void draw_call(qe_guide *guide, const qe_vocab *v, const qe_eos_list *eos, uint32_t vocab_size, GRand *random,
-    GString *text)
+static void draw_call(qe_guide *guide, const qe_vocab *v, const qe_eos_list *eos, uint32_t vocab_size,
+    GRand *random, GString *text)
 {
     g_autofree uint32_t *mask = g_new0(uint32_t, (vocab_size + 31) / 32);
     for (int i = 0; i < 400; i++) {
@@ -586,8 +588,9 @@ static void draw_call(qe_guide *guide, const qe_vocab *v, const qe_eos_list *eos
 /* A reply is free, its end too, until "<tool_call>" stands there outside a thought. */
 static void check_watch(qe_vocab *v, qe_eos_list eos)
 {
-    static const char tools[] = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
-                                "\"properties\":{\"x\":{\"enum\":[1,2,3]}},\"required\":[\"x\"]}}}]";
+    static const char tools[] =
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+        "\"properties\":{\"x\":{\"enum\":[1,2,3]}},\"required\":[\"x\"]}}}]";
     static const struct {
         const char *before; /* encoded with control tokens */
         bool binds;
@@ -621,8 +624,9 @@ static void check_watch(qe_vocab *v, qe_eos_list eos)
         if (bound) {
             g_autoptr(GString) text = g_string_new(NULL);
             draw_call(guide, v, &eos, vocab_size, random, text);
-            g_assert_true(g_regex_match_simple("^\n{\"name\": \"f\", \"arguments\": {\\s*\"x\":\\s*[123]\\s*}}\n</tool_call>$",
-                text->str, 0, 0));
+            g_assert_true(g_regex_match_simple(
+                "^\n{\"name\": \"f\", \"arguments\": {\\s*\"x\":\\s*[123]\\s*}}\n</tool_call>$", text->str, 0,
+                0));
         } else {
             g_assert_true(qe_guide_accept(guide, eos.ids[0], true, &bound));
         }

@@ -186,7 +186,8 @@ static void run_fixture(const model *m, const char *name)
         if (lines[i][0] != '{')
             continue;
         gsize n_line = strlen(lines[i]);
-        json_parser_load_from_data(parser, lines[i], (gssize)(n_line - (lines[i][n_line - 1] == ',')), &error);
+        json_parser_load_from_data(
+            parser, lines[i], (gssize)(n_line - (lines[i][n_line - 1] == ',')), &error);
         g_assert_no_error(error);
         run_case(m, json_node_get_object(json_parser_get_root(parser)), lines[i]);
         n_cases++;
@@ -240,7 +241,8 @@ static void test_spelling(void)
         g_assert_no_error(error);
         g_assert_cmpstr(spelled, ==, cases[i].spelled);
     }
-    static const char *const bad[] = {"", "{", "1,2", "1},{\"b\":2", "{\"a\":1,\"a\":2}", "\"\\ud800\"", "[1"};
+    static const char *const bad[] = {
+        "", "{", "1,2", "1},{\"b\":2", "{\"a\":1,\"a\":2}", "\"\\ud800\"", "[1"};
     for (gsize i = 0; i < G_N_ELEMENTS(bad); i++) {
         g_autoptr(GError) error = NULL;
         g_assert_null(qe_json_spell(bad[i], -1, &error));
@@ -276,7 +278,8 @@ static void test_tools_of_demo(void)
     g_assert_nonnull(strstr(text, "<tools>\n{\"type\": \"function\"}\n</tools>"));
     g_assert_true(g_str_has_suffix(text,
         "assistant\nSo:\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call><|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</"
+        "tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"));
     close_model(&m);
 }

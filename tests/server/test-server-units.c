@@ -174,8 +174,8 @@ static char *calls_of(const char *text, gsize step)
     for (guint i = 0; i < calls.calls->len; i++) {
         const SrvCall *call = &g_array_index(calls.calls, SrvCall, i);
         g_assert_true(g_str_has_prefix(call->id, "call_"));
-        g_string_append_printf(out, "|%s(%.*s)%s", call->name, (int)(call->end - call->begin), text + call->begin,
-            call->is_whole ? "" : "...");
+        g_string_append_printf(out, "|%s(%.*s)%s", call->name, (int)(call->end - call->begin),
+            text + call->begin, call->is_whole ? "" : "...");
     }
     if (srv_calls_are_whole(&calls))
         g_string_append(out, "|whole");
@@ -185,7 +185,8 @@ static char *calls_of(const char *text, gsize step)
 
 static void test_calls(void)
 {
-#define CALL(name, arguments) "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " arguments "}\n</tool_call>"
+#define CALL(name, arguments)                                                                                \
+    "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " arguments "}\n</tool_call>"
     static const struct {
         const char *text, *found;
     } cases[] = {
@@ -213,7 +214,8 @@ static void test_calls(void)
 }
 
 #define TOOLS                                                                                                \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"minimum\":1.0}}}]"
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","    \
+    "\"minimum\":1.0}}}]"
 #define USER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
 
 static void test_request_tools(void)
@@ -223,9 +225,11 @@ static void test_request_tools(void)
 
     parse(SRV_CHAT,
         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":null,"
-        "\"reasoning_content\":\"why\",\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+        "\"reasoning_content\":\"why\",\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\",\"function\":{"
+        "\"name\":\"f\","
         "\"arguments\":\"{ }\"}},{\"function\":{\"name\":\"g\",\"arguments\":{\"b\":1.0,\"a\":[]}}}]},"
-        "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":[{\"type\":\"text\",\"text\":\"y\"}]}]," TOOLS "}",
+        "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":[{\"type\":\"text\",\"text\":\"y\"}]}]," TOOLS
+        "}",
         &r, &error);
     const qe_message *m = &g_array_index(r.messages, qe_message, 1);
     g_assert_true(m->n_calls == 2 && m->n_bytes == 0);
@@ -250,17 +254,21 @@ static void test_request_tools(void)
     } bad[] = {
         {"{" USER ",\"tool_choice\":\"required\"}", "tool_choice"},
         {"{" USER "," TOOLS ",\"tool_choice\":\"some\"}", "tool_choice"},
-        {"{" USER "," TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}}", "tool_choice"},
+        {"{" USER "," TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}}",
+            "tool_choice"},
         {"{" USER "," TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\"}}", "tool_choice"},
         {"{" USER "," TOOLS ",\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
         {"{" USER ",\"tools\":[{}]}", "tools"},
-        {"{" USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":true}}]}", "tools"},
-        {"{" USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":"
+        {"{" USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":true}}]}",
+            "tools"},
+        {"{" USER
+         ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":"
          "{\"pattern\":\"x\"}}}]}",
             "tools"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":[{}]}]}", "messages"},
         {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}", "messages"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]}]}", "messages"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]}]}",
+            "messages"},
         {"{\"messages\":[{\"role\":\"tool\",\"content\":null}]}", "messages"},
         {"{\"messages\":[{\"role\":\"function\",\"content\":\"x\"}]}", "messages"},
     };
