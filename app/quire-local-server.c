@@ -58,15 +58,6 @@ dup_network_address (void)
   return text[0] != '\0' ? g_strdup (text) : NULL;
 }
 
-static char *
-dup_uri (QuireLocalServer *self)
-{
-  g_autofree char *address = self->is_network ? dup_network_address () : NULL;
-
-  return address != NULL ? g_strdup_printf ("http://%s:%u/", address, self->port)
-                         : g_strdup (quire_server_get_uri (self->server));
-}
-
 static void
 set_problem (QuireLocalServer *self, const GError *error)
 {
@@ -93,14 +84,19 @@ static void
 start (QuireLocalServer *self)
 {
   QuireServerOptions options;
+  g_autofree char *address = self->is_network ? dup_network_address () : NULL;
+  /* The address that is shown is a Host that clients send, also where it is none of a private network. */
+  const char *const hosts[] = { address, NULL };
   g_autoptr (GError) error = NULL;
 
   quire_server_options_init (&options);
   options.port = (guint16)self->port;
   options.host = self->is_network ? "0.0.0.0" : NULL;
   options.token = self->is_network ? self->token : NULL;
+  options.allowed_hosts = hosts;
   if (quire_server_start (self->server, &options, &error))
-    self->uri = dup_uri (self);
+    self->uri = address != NULL ? g_strdup_printf ("http://%s:%u/", address, self->port)
+                                : g_strdup (quire_server_get_uri (self->server));
   set_problem (self, error);
   g_signal_emit (self, signals[CHANGED], 0);
 }

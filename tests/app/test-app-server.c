@@ -27,6 +27,19 @@ static gboolean runs(gpointer wanted)
     return (uri() != NULL) == GPOINTER_TO_INT(wanted);
 }
 
+static void turn_on(void)
+{
+    g_settings_set_boolean(settings(), "server", TRUE);
+    wait_for("the server", runs, GINT_TO_POINTER(TRUE));
+}
+
+/* Off, it gives back the pages that it kept for others to find, which the end of each test counts. */
+static void turn_off(void)
+{
+    g_settings_set_boolean(settings(), "server", FALSE);
+    g_assert_null(uri());
+}
+
 static gboolean has_problem(gpointer wanted)
 {
     return (quire_local_server_get_problem(server()) != NULL) == GPOINTER_TO_INT(wanted);
@@ -179,8 +192,7 @@ static void test_switch(void)
     wait_for("no preferences", has_preferences, GINT_TO_POINTER(FALSE));
 
     /* Off is off at once, and the next start is on another port. */
-    g_settings_set_boolean(settings(), "server", FALSE);
-    g_assert_null(uri());
+    turn_off();
     close_window();
 }
 
@@ -213,6 +225,7 @@ static void test_port_in_use(void)
     wait_for("the server", runs, GINT_TO_POINTER(TRUE));
     g_assert_null(quire_local_server_get_problem(server()));
     expect("health", NULL, NULL, "200", "ok");
+    turn_off();
     close_window();
 }
 
@@ -225,7 +238,7 @@ static void test_model_goes(void)
 
     open_window(1000, 760);
     wait_for("the model", is_ready, NULL);
-    wait_for("the server", runs, GINT_TO_POINTER(TRUE));
+    turn_on();
     g_autofree char *dir = g_strdup(quire_engine_client_get_model_dir(client));
     expect("v1/sessions", "{\"session_id\":\"kept\"}", NULL, "201", "kept");
 
@@ -258,6 +271,7 @@ static void test_model_goes(void)
     quire_engine_client_recover(client);
     wait_for("the model", is_ready, NULL);
     expect("v1/chat/completions", HELLO, NULL, "200", "finish_reason");
+    turn_off();
     close_window();
 }
 
@@ -269,7 +283,7 @@ static void test_shares_fairly(void)
 
     open_window(1000, 760);
     wait_for("the model", is_ready, NULL);
-    wait_for("the server", runs, GINT_TO_POINTER(TRUE));
+    turn_on();
     /* Replies that would go on for long, more than a tab's turn takes, on every client. */
     for (gsize i = 0; i < G_N_ELEMENTS(clients); i++)
         fetch_begin(&clients[i], "v1/chat/completions",
@@ -297,6 +311,7 @@ static void test_shares_fairly(void)
         g_assert_nonnull(strstr(clients[i].out, "\"completion_tokens\":300"));
         fetch_clear(&clients[i]);
     }
+    turn_off();
     close_window();
 }
 
@@ -313,6 +328,7 @@ static void test_token(void)
     open_window(1000, 760);
     wait_for("the model", is_ready, NULL);
     g_settings_set_boolean(settings(), "server-network", TRUE);
+    turn_on();
     wait_for("a token", has_token, NULL);
     g_autofree char *token = g_strdup(quire_local_server_get_token(server()));
     g_assert_cmpuint(strlen(token), >, 30);
@@ -330,15 +346,15 @@ static void test_token(void)
 
     /* It is the same after a restart, and this machine alone needs none. */
     g_autofree char *renewed = g_strdup(quire_local_server_get_token(server()));
-    g_settings_set_boolean(settings(), "server", FALSE);
-    g_settings_set_boolean(settings(), "server", TRUE);
+    turn_off();
+    turn_on();
     wait_for("the token", has_token, NULL);
     g_assert_cmpstr(quire_local_server_get_token(server()), ==, renewed);
     g_settings_set_boolean(settings(), "server-network", FALSE);
     wait_for("the server", runs, GINT_TO_POINTER(TRUE));
     g_assert_null(quire_local_server_get_token(server()));
     expect("v1/models", NULL, NULL, "200", "max_model_len");
-    g_settings_set_boolean(settings(), "server", FALSE);
+    turn_off();
     close_window();
 }
 
