@@ -100,10 +100,53 @@ flush_loose_text (Parser *p)
     }
 }
 
-static char *
-attribute_text (const MD_ATTRIBUTE *attribute)
+/* The formula of the mark at *@at, behind which *@at then is; NULL when there is no mark. */
+static const QuireFormula *
+take_mark (const Parser *p, const char **at, const char *end)
 {
-  return g_strndup (attribute->text != NULL ? attribute->text : "", attribute->size);
+  const char *digit = *at;
+  guint n = 0;
+
+  if (g_utf8_get_char (digit) != QUIRE_MATH_OPEN)
+    return NULL;
+  for (digit = g_utf8_next_char (digit); digit < end && g_ascii_isdigit (*digit); digit++)
+    n = n * 10 + (guint)(*digit - '0');
+  if (digit >= end || g_utf8_get_char (digit) != QUIRE_MATH_CLOSE || n >= p->formulas->len)
+    return NULL;
+  *at = g_utf8_next_char (digit);
+  return g_ptr_array_index (p->formulas, n);
+}
+
+/* What is no text to read, as code and addresses: in it nothing is a formula. */
+static void
+append_source (const Parser *p, GString *out, const char *text, gsize size)
+{
+  const char *end = text + size;
+
+  while (text < end)
+    {
+      const QuireFormula *formula = take_mark (p, &text, end);
+      const char *next = text;
+
+      if (formula != NULL)
+        {
+          g_string_append (out, formula->source);
+          continue;
+        }
+      next = g_utf8_next_char (text);
+      g_string_append_len (out, text, next - text);
+      text = next;
+    }
+}
+
+static char *
+attribute_text (const Parser *p, const MD_ATTRIBUTE *attribute)
+{
+  GString *out = g_string_new (NULL);
+
+  if (attribute->text != NULL)
+    append_source (p, out, attribute->text, attribute->size);
+  return g_string_free (out, FALSE);
 }
 
 static void
@@ -132,7 +175,7 @@ static void
 enter_code (Parser *p, const MD_BLOCK_CODE_DETAIL *detail)
 {
   QuireBlock *block = add_block (p, QUIRE_BLOCK_CODE);
-  g_autofree char *language = attribute_text (&detail->lang);
+  g_autofree char *language = attribute_text (p, &detail->lang);
 
   if (language[0] != '\0')
     block->language = g_ascii_strdown (language, -1);
@@ -287,7 +330,7 @@ on_enter_span (MD_SPANTYPE type, void *detail, void *user_data)
     begin = "<tt>";
   else if (type == MD_SPAN_A)
     {
-      g_autofree char *url = attribute_text (&((MD_SPAN_A_DETAIL *)detail)->href);
+      g_autofree char *url = attribute_text (p, &((MD_SPAN_A_DETAIL *)detail)->href);
 
       if (link_is_safe (url))
         {
@@ -379,39 +422,38 @@ append_formula (Parser *p, const QuireFormula *formula)
     }
 }
 
+static void
+append_escaped (GString *out, const char *text, gsize n)
+{
+  g_autofree char *escaped = g_markup_escape_text (text, (gssize)n);
+
+  g_string_append (out, escaped);
+}
+
 /* Text in which formulas are marks, see quire_math_extract(). */
 static void
-append_text (Parser *p, const char *text, gsize size)
+append_text (Parser *p, const char *text, gsize size, gboolean code)
 {
-  const char *end = text + size, *begin = text;
+  const char *end = text + size, *begin = text, *at = text;
 
-  for (const char *at = text; at < end; at = g_utf8_next_char (at))
+  while (at < end)
     {
       const char *mark = at;
-      guint n = 0;
+      const QuireFormula *formula = take_mark (p, &at, end);
 
-      if (g_utf8_get_char (at) != QUIRE_MATH_OPEN)
-        continue;
-      for (at = g_utf8_next_char (at); at < end && g_ascii_isdigit (*at); at++)
-        n = n * 10 + (guint)(*at - '0');
-      if (mark > begin)
+      if (formula == NULL)
         {
-          g_autofree char *escaped = g_markup_escape_text (begin, mark - begin);
-
-          g_string_append (p->inline_markup, escaped);
+          at = g_utf8_next_char (at);
+          continue;
         }
-      if (n < p->formulas->len)
-        append_formula (p, g_ptr_array_index (p->formulas, n));
-      begin = MIN (at < end ? g_utf8_next_char (at) : end, end);
-      if (at >= end)
-        break;
+      append_escaped (p->inline_markup, begin, (gsize)(mark - begin));
+      if (code)
+        append_escaped (p->inline_markup, formula->source, strlen (formula->source));
+      else
+        append_formula (p, formula);
+      begin = at;
     }
-  if (end > begin)
-    {
-      g_autofree char *escaped = g_markup_escape_text (begin, end - begin);
-
-      g_string_append (p->inline_markup, escaped);
-    }
+  append_escaped (p->inline_markup, begin, (gsize)(end - begin));
 }
 
 static int
@@ -421,7 +463,7 @@ on_text (MD_TEXTTYPE type, const MD_CHAR *text, MD_SIZE size, void *user_data)
 
   if (p->in_code)
     {
-      g_string_append_len (p->code, text, size);
+      append_source (p, p->code, text, size);
       return 0;
     }
   p->open = TRUE;
@@ -439,7 +481,7 @@ on_text (MD_TEXTTYPE type, const MD_CHAR *text, MD_SIZE size, void *user_data)
       g_string_append (p->inline_markup, "␀");
       break;
     default:
-      append_text (p, text, size);
+      append_text (p, text, size, type == MD_TEXT_CODE);
       break;
     }
   return 0;

@@ -707,6 +707,7 @@ formula_free (gpointer data)
   QuireFormula *formula = data;
 
   g_free (formula->tex);
+  g_free (formula->source);
   g_free (formula);
 }
 
@@ -757,11 +758,12 @@ find_dollar (const char *text, const char *at)
 
 static void
 add_formula (GString *out, GPtrArray *formulas, const char *begin, const char *end,
-             gboolean display)
+             gsize n_delimiter, gboolean display)
 {
   QuireFormula *formula = g_new0 (QuireFormula, 1);
 
   formula->tex = g_strstrip (g_strndup (begin, (gsize)(end - begin)));
+  formula->source = g_strndup (begin - n_delimiter, (gsize)(end - begin) + 2 * n_delimiter);
   formula->display = display;
   g_string_append_unichar (out, QUIRE_MATH_OPEN);
   g_string_append_printf (out, "%u", formulas->len);
@@ -780,7 +782,7 @@ skip_fence (const char *line)
   if (indent > 3 || (c != '`' && c != '~'))
     return NULL;
   n = strspn (p, c == '`' ? "`" : "~");
-  if (n < 3)
+  if (n < 3 || (c == '`' && p[n + strcspn (p + n, "`\n")] == '`'))
     return NULL;
   while ((p = strchr (p, '\n')) != NULL)
     {
@@ -795,20 +797,23 @@ skip_fence (const char *line)
   return line + strlen (line);
 }
 
-/* The end of a code span at @at, which has a backtick. */
+/* The end of a code span at @at, which has a backtick. None goes over an empty line. */
 static const char *
 skip_code_span (const char *at)
 {
   gsize n = strspn (at, "`");
 
-  for (const char *p = strchr (at + n, '`'); p != NULL; p = strchr (p, '`'))
-    {
-      gsize m = strspn (p, "`");
+  for (const char *p = at + n; *p != '\0'; p++)
+    if (*p == '\n' && p[1 + strspn (p + 1, " \t")] == '\n')
+      break;
+    else if (*p == '`')
+      {
+        gsize m = strspn (p, "`");
 
-      if (m == n)
-        return p + m;
-      p += m;
-    }
+        if (m == n)
+          return p + m;
+        p += m - 1;
+      }
   return at + n;
 }
 
@@ -874,7 +879,7 @@ quire_math_extract (const char *text, GPtrArray **formulas)
           end = find_close (p + 2, p[1] == '(' ? "\\)" : "\\]", &none[p[1] == '(']);
           if (end != NULL && end > p + 2)
             {
-              add_formula (out, *formulas, p + 2, end, p[1] == '[');
+              add_formula (out, *formulas, p + 2, end, 2, p[1] == '[');
               p = end + 2;
               continue;
             }
@@ -884,7 +889,7 @@ quire_math_extract (const char *text, GPtrArray **formulas)
           end = find_close (p + 2, "$$", &none[2]);
           if (end != NULL && end > p + 2)
             {
-              add_formula (out, *formulas, p + 2, end, TRUE);
+              add_formula (out, *formulas, p + 2, end, 2, TRUE);
               p = end + 2;
               continue;
             }
@@ -894,7 +899,7 @@ quire_math_extract (const char *text, GPtrArray **formulas)
         }
       else if (p[0] == '$' && (end = find_dollar (text, p + 1)) != NULL)
         {
-          add_formula (out, *formulas, p + 1, end, FALSE);
+          add_formula (out, *formulas, p + 1, end, 1, FALSE);
           p = end + 1;
           continue;
         }

@@ -18,6 +18,8 @@ char *quire_math_to_markup (const char *tex, gsize n_bytes);
 typedef struct
 {
   char *tex; /* owned */
+  char *
+      source; /* owned: with its delimiters, as it was written; for code that was not known to be code */
   gboolean display;
 } QuireFormula;
 

@@ -181,7 +181,7 @@ static void test_settled(void)
     static const char *const pieces[] = {"\n", "\n", "\n\n", "\n\n", "word ", "- item", "* item", "12. item",
         "1) a", "```", "```c", "~~~", "````", "  ```", "    ```", "> quote", "> ```", "- ```", "# Head",
         "|a|b|", "|-|-|", "---", "===", "    deep", "  two", "\t", "**b**", "`x`", "1", "-",
-        "long text that goes on", "<b>"};
+        "long text that goes on", "<b>", "$$", "$a$", "\\(b\\)", "\\["};
     g_autoptr(GRand) rand = g_rand_new_with_seed(11);
     guint n_settled = 0;
 
@@ -203,6 +203,18 @@ static void test_settled(void)
     g_assert_cmpuint(quire_markdown_find_settled("- a\n\n- b and so on", 18), ==, 0);
     g_assert_cmpuint(quire_markdown_find_settled("one\n\ntwo and three more", 23), ==, 5);
     g_assert_cmpuint(quire_markdown_find_settled("[one]\n\n[one]: http://a", 22), ==, 0);
+}
+
+/* What looks like a formula where none can be stays as it was written. */
+static void test_no_formula(void)
+{
+    g_autoptr(GPtrArray) blocks =
+        parse("[a](https://x.org/?q=$a$) and ``b `$c$` ``\n\n- ```$d$\n  price \\(e\\) $f$\n  ```");
+
+    g_assert_cmpstr(
+        block_at(blocks, 0)->markup, ==, "<a href=\"https://x.org/?q=$a$\">a</a> and <tt>b `$c$` </tt>");
+    g_assert_cmpstr(block_at(blocks, blocks->len - 1)->text, ==, "price \\(e\\) $f$");
+    g_assert_cmpstr(block_at(blocks, blocks->len - 1)->language, ==, "$d$");
 }
 
 static void test_equal(void)
@@ -242,6 +254,7 @@ int main(int argc, char **argv)
     g_test_add_func("/app/markdown/prefixes", test_prefixes);
     g_test_add_func("/app/markdown/random", test_random);
     g_test_add_func("/app/markdown/settled", test_settled);
+    g_test_add_func("/app/markdown/no-formula", test_no_formula);
     g_test_add_func("/app/markdown/equal", test_equal);
     g_test_add_func("/app/markdown/deep", test_deep);
     return g_test_run();

@@ -337,6 +337,45 @@ static gboolean run_tests_cb(gpointer data)
     return G_SOURCE_REMOVE;
 }
 
+/* The display has no desktop: here is who is told of notifications, else GIO warns that nobody is. On a connection of its
+ * own, for the application is on the bus too. */
+static void notify_cb(GDBusConnection *connection, const char *sender, const char *path,
+    const char *interface, const char *method, GVariant *parameters, GDBusMethodInvocation *invocation,
+    gpointer user_data)
+{
+    (void)connection, (void)sender, (void)path, (void)interface, (void)parameters, (void)user_data;
+    g_dbus_method_invocation_return_value(
+        invocation, strcmp(method, "Notify") == 0 ? g_variant_new("(u)", 1u) : NULL);
+}
+
+static GDBusConnection *serve_notifications(void)
+{
+    static const GDBusInterfaceVTable vtable = {.method_call = notify_cb};
+    const char *xml =
+        "<node><interface name='org.freedesktop.Notifications'>"
+        "<method name='Notify'><arg type='s' direction='in'/><arg type='u' direction='in'/>"
+        "<arg type='s' direction='in'/><arg type='s' direction='in'/><arg type='s' direction='in'/>"
+        "<arg type='as' direction='in'/><arg type='a{sv}' direction='in'/>"
+        "<arg type='i' direction='in'/><arg type='u' direction='out'/></method>"
+        "<method name='CloseNotification'><arg type='u' direction='in'/></method>"
+        "</interface></node>";
+    g_autoptr(GDBusNodeInfo) node = g_dbus_node_info_new_for_xml(xml, NULL);
+    g_autofree char *address = g_dbus_address_get_for_bus_sync(G_BUS_TYPE_SESSION, NULL, NULL);
+    GDBusConnection *connection = address == NULL ? NULL
+                                                  : g_dbus_connection_new_for_address_sync(address,
+                                                        G_DBUS_CONNECTION_FLAGS_AUTHENTICATION_CLIENT |
+                                                            G_DBUS_CONNECTION_FLAGS_MESSAGE_BUS_CONNECTION,
+                                                        NULL, NULL, NULL);
+
+    if (connection == NULL)
+        return NULL;
+    g_dbus_connection_register_object(
+        connection, "/org/freedesktop/Notifications", node->interfaces[0], &vtable, NULL, NULL, NULL);
+    g_bus_own_name_on_connection(
+        connection, "org.freedesktop.Notifications", G_BUS_NAME_OWNER_FLAGS_NONE, NULL, NULL, NULL, NULL);
+    return connection;
+}
+
 int ui_main(int argc, char **argv, void (*prepare)(GSettings *settings), void (*add_tests)(void))
 {
     GSettings *settings;
@@ -357,6 +396,7 @@ int ui_main(int argc, char **argv, void (*prepare)(GSettings *settings), void (*
         prepare(settings);
     add_tests();
 
+    g_autoptr(GDBusConnection) bus = serve_notifications();
     application = quire_application_new();
     g_signal_connect_after(application, "activate", G_CALLBACK(activated_cb), NULL);
     g_assert_cmpint(g_application_run(G_APPLICATION(application), 1, argv), ==, 0);
