@@ -800,14 +800,18 @@ static const char *
 skip_code_span (const char *at)
 {
   gsize n = strspn (at, "`");
+  const char *p = at + n;
 
-  for (const char *p = strchr (at + n, '`'); p != NULL; p = strchr (p, '`'))
+  while (*p != '\0')
     {
       gsize m = strspn (p, "`");
 
+      /* It ends within its paragraph, or is none. */
+      if (p[0] == '\n' && p[1 + strspn (p + 1, " \t")] == '\n')
+        break;
       if (m == n)
         return p + m;
-      p += m;
+      p += MAX (m, 1);
     }
   return at + n;
 }
