@@ -34,4 +34,20 @@ export G_DEBUG=fatal-criticals LC_ALL=C.UTF-8
 # can watch them grow.
 export QUIRE_ISA=reference
 unset WAYLAND_DISPLAY
-dbus-run-session -- "$@" 2> >(grep -v 'fd limit' >&2)
+# A bus on which nothing is started: a portal that the machine has without what it needs behind it would answer every
+# question with a warning.
+cat >"$dir/bus.conf" <<'END'
+<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <type>session</type>
+  <listen>unix:tmpdir=/tmp</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow send_destination="*" eavesdrop="true"/>
+    <allow eavesdrop="true"/>
+    <allow own="*"/>
+  </policy>
+</busconfig>
+END
+dbus-run-session --config-file="$dir/bus.conf" -- "$@" 2> >(grep -v 'fd limit' >&2)
