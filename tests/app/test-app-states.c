@@ -681,7 +681,8 @@ static void test_look(gconstpointer data)
     g_object_set(settings, "gtk-xft-dpi", 96 * 1024, "gtk-enable-animations", TRUE, NULL);
     adw_style_manager_set_color_scheme(style, ADW_COLOR_SCHEME_DEFAULT);
     g_test_message("%u states shown so far, %u faults here", n_shown, n_faults - before);
-    g_assert_cmpuint(n_faults, ==, before);
+    if (n_faults > before)
+        g_test_fail_printf("%u faults", n_faults - before);
 }
 
 static void add_tests(void)
