@@ -178,13 +178,14 @@ anchor_tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
   return G_SOURCE_REMOVE;
 }
 
-static gboolean
-more_cb (gpointer user_data)
-{
-  QuireChatView *self = user_data;
-  guint n = MIN (self->first, ROWS_MORE);
+static void update_left_out (QuireChatView *self);
 
-  self->more_id = 0;
+/* For the @n messages before those that have rows. */
+static void
+make_rows (QuireChatView *self, guint n)
+{
+  if (n == 0)
+    return;
   drop_anchor (self);
   self->anchor_frames = 0;
   self->anchor_id = gtk_widget_add_tick_callback (GTK_WIDGET (self), anchor_tick_cb, NULL, NULL);
@@ -196,6 +197,16 @@ more_cb (gpointer user_data)
 
       gtk_box_prepend (GTK_BOX (self->rows), quire_message_row_new (message));
     }
+  update_left_out (self);
+}
+
+static gboolean
+more_cb (gpointer user_data)
+{
+  QuireChatView *self = user_data;
+
+  self->more_id = 0;
+  make_rows (self, MIN (self->first, ROWS_MORE));
   return G_SOURCE_REMOVE;
 }
 
@@ -591,6 +602,8 @@ settings_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 static void
 find_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
+  /* It looks in rows, so there has to be one for each message. */
+  make_rows (user_data, QUIRE_CHAT_VIEW (user_data)->first);
   quire_find_bar_open (QUIRE_CHAT_VIEW (user_data)->find_bar);
 }
 

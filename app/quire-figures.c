@@ -4,6 +4,9 @@
  * then would ask for another layout. CSS node: figures. */
 #include "app/quire-figures.h"
 
+/* The first figure alone is cut below that. */
+#define FIGURE_PX_MIN 96
+
 struct _QuireFigures
 {
   GtkWidget parent_instance;
@@ -69,7 +72,8 @@ quire_figures_measure (GtkWidget *widget, GtkOrientation orientation, int for_si
 
   if (orientation == GTK_ORIENTATION_HORIZONTAL)
     {
-      *minimum = width_of (self, 1);
+      /* Words of another language may be long: they are cut before they widen the window. */
+      *minimum = MIN (width_of (self, 1), FIGURE_PX_MIN);
       *natural = width_of (self, g_strv_length (self->figures));
       return;
     }
@@ -87,9 +91,16 @@ quire_figures_snapshot (GtkWidget *widget, GtkSnapshot *snapshot)
   int text_width, text_height;
 
   pango_layout_get_pixel_size (layout, &text_width, &text_height);
+  if (text_width > width)
+    {
+      pango_layout_set_ellipsize (layout, PANGO_ELLIPSIZE_END);
+      pango_layout_set_width (layout, width * PANGO_SCALE);
+      pango_layout_get_pixel_size (layout, &text_width, &text_height);
+    }
   gtk_snapshot_render_layout (snapshot, gtk_widget_get_style_context (widget),
                               rtl ? width - text_width : 0,
                               (gtk_widget_get_height (widget) - text_height) / 2, layout);
+  pango_layout_set_width (layout, -1); /* the next one is measured */
 }
 
 static void

@@ -636,7 +636,7 @@ quire_markdown_find_settled (const char *text, gsize n_bytes)
               mark = line[0];
               inner = indent > 0;
             }
-          else if (has_fence (line, n) && (item || line[0] == '>' || indent > 0))
+          else if (has_fence (line, n))
             return settled;
         }
       blank = FALSE;

@@ -36,16 +36,21 @@ update_buttons (QuireStatusLine *self)
   gboolean focused
       = (gtk_widget_get_state_flags (self->buttons) & GTK_STATE_FLAG_FOCUS_WITHIN) != 0;
 
+  gboolean can_continue = self->last && quire_message_can_continue (self->message), crowded;
   gsize n_bytes;
+  guint n_versions;
 
   quire_message_get_text (self->message, &n_bytes);
+  quire_message_get_version (self->message, &n_versions);
+  /* With versions and a way to go on there is no room for all buttons in a narrow window; the menu has these two. */
+  crowded = can_continue && n_versions > 1;
   gtk_widget_set_sensitive (self->buttons, !running);
-  gtk_widget_set_visible (self->copy_button, n_bytes > 0);
+  gtk_widget_set_visible (self->copy_button, n_bytes > 0 && !crowded);
+  gtk_widget_set_visible (self->compare_button, !crowded);
   gtk_widget_set_opacity (self->buttons,
                           !running && (self->last || self->hovered || focused) ? 1 : 0);
   gtk_widget_set_visible (self->regenerate_button, self->last);
-  gtk_widget_set_visible (self->continue_button,
-                          self->last && quire_message_can_continue (self->message));
+  gtk_widget_set_visible (self->continue_button, can_continue);
   gtk_widget_set_visible (self->room_button,
                           self->last
                               && quire_message_get_state (self->message) == QUIRE_REPLY_CONTEXT);

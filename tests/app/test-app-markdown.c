@@ -181,7 +181,7 @@ static void test_settled(void)
     static const char *const pieces[] = {"\n", "\n", "\n\n", "\n\n", "word ", "- item", "* item", "12. item",
         "1) a", "```", "```c", "~~~", "````", "  ```", "    ```", "> quote", "> ```", "- ```", "# Head",
         "|a|b|", "|-|-|", "---", "===", "    deep", "  two", "\t", "**b**", "`x`", "1", "-",
-        "long text that goes on", "<b>", "$$", "$a$", "\\(b\\)", "\\["};
+        "long text that goes on", "<b>", "$$", "$", "$$\\frac{a}{b}$$", "$a_1$", "\\[", "\\]", "\\(", "\\)"};
     g_autoptr(GRand) rand = g_rand_new_with_seed(11);
     guint n_settled = 0;
 
@@ -189,8 +189,13 @@ static void test_settled(void)
         g_autoptr(GString) text = g_string_new(NULL);
         gsize seen;
 
-        for (int i = g_rand_int_range(rand, 1, 24); i > 0; i--)
-            g_string_append(text, pieces[g_rand_int_range(rand, 0, G_N_ELEMENTS(pieces))]);
+        for (int i = g_rand_int_range(rand, 1, 24); i > 0; i--) {
+            const char *piece = pieces[g_rand_int_range(rand, 0, G_N_ELEMENTS(pieces))];
+
+            /* Formulas and fences within one line name formulas by number where a language stands: not both. */
+            if (strpbrk(piece, round % 2 == 0 ? "$\\" : "`~") == NULL)
+                g_string_append(text, piece);
+        }
         seen = (gsize)g_rand_int_range(rand, 0, (gint32)text->len + 1);
         n_settled += quire_markdown_find_settled(text->str, seen) > 0;
         assert_settles(text->str, text->len, seen);

@@ -153,6 +153,8 @@ static void test_hidden(void)
 {
     guint64 before;
 
+    /* A blinking cursor is the toolkit's, and ends by itself after ten seconds. */
+    g_object_set(gtk_settings_get_default(), "gtk-cursor-blink", FALSE, NULL);
     open_window(900, 600);
     before = quire_cache_panel_get_n_snapshots(panel());
     say("Tell me a story.", 2);
@@ -160,8 +162,6 @@ static void test_hidden(void)
     wait_ms(1500);
     g_assert_cmpuint(quire_cache_panel_get_n_snapshots(panel()), ==, before);
 
-    /* A blinking cursor is the toolkit's, and ends by itself after ten seconds. */
-    g_object_set(gtk_settings_get_default(), "gtk-cursor-blink", FALSE, NULL);
     wait_ms(2000);
     poll_before = g_main_context_get_poll_func(NULL);
     g_main_context_set_poll_func(NULL, count_poll);
