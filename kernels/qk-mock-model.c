@@ -684,13 +684,14 @@ void qk_mock_step_run(qk_mock *mock, mock_step *step)
     pthread_mutex_unlock(&mock->lock);
 
     pthread_mutex_lock(&mock->inner_lock);
+    /* Under the lock: a cancel that comes once the step runs has to find it there. */
+    pthread_mutex_lock(&mock->lock);
     status = qk_step_submit(step->inner);
+    step->in_inner = status == QK_OK;
+    if (step->in_inner && step->cancel)
+        qk_step_cancel(step->inner);
+    pthread_mutex_unlock(&mock->lock);
     if (status == QK_OK) {
-        pthread_mutex_lock(&mock->lock);
-        step->in_inner = true;
-        if (step->cancel)
-            qk_step_cancel(step->inner);
-        pthread_mutex_unlock(&mock->lock);
         status = qk_step_wait(step->inner);
         pthread_mutex_lock(&mock->lock);
         step->in_inner = false;

@@ -55,12 +55,12 @@ static void test_same_bits(void)
         qe_engine_unload(engine);
         do {
             s = qe_engine_dup_snapshot(engine);
-            if (s->n_sessions > 0) {
+            /* Sessions go first. */
+            if (s->n_sessions > 0 || s->device.weights > 0) {
                 qe_snapshot_unref(s);
                 g_usleep(1000);
                 continue;
             }
-            g_assert_cmpuint(s->device.weights, ==, 0);
             g_assert_cmpuint(s->device.workspace, ==, 0);
             qe_snapshot_unref(s);
             break;
