@@ -11,12 +11,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "app/quire-root-files.h"
 #include "engine/qe.h"
 
 #define DRIVER_MAJOR_MIN 580          /* CUDA 13 */
 #define DRIVER_EXTENSION_BRANCH "1.4" /* of all org.freedesktop.Platform.GL.nvidia-* */
-#define PCI_VENDOR_NVIDIA "0x10de"
-#define PCI_CLASS_DISPLAY "0x03"
 #define CUDA_FOLDER "/app/lib/quire/" /* where the manifest puts the CUDA extension */
 
 static void
@@ -41,45 +40,6 @@ add (GPtrArray *problems, QuireFlatpakGpuCause cause, char *reason, char *comman
   g_ptr_array_add (problems, problem);
 }
 
-/* The text of a small file without blanks around it; NULL when it cannot be read. */
-static char *
-dup_text (const char *root, const char *path)
-{
-  g_autofree char *file = g_strconcat (root, path, NULL);
-  char *text = NULL;
-
-  return g_file_get_contents (file, &text, NULL, NULL) ? g_strstrip (text) : NULL;
-}
-
-static gboolean
-exists (const char *root, const char *path)
-{
-  g_autofree char *file = g_strconcat (root, path, NULL);
-
-  return g_file_test (file, G_FILE_TEST_EXISTS);
-}
-
-static gboolean
-has_card (const char *root)
-{
-  g_autofree char *folder = g_strconcat (root, "/sys/bus/pci/devices", NULL);
-  g_autoptr (GDir) dir = g_dir_open (folder, 0, NULL);
-  const char *name;
-
-  while (dir != NULL && (name = g_dir_read_name (dir)) != NULL)
-    {
-      g_autofree char *vendor_path = g_build_filename (folder, name, "vendor", NULL);
-      g_autofree char *class_path = g_build_filename (folder, name, "class", NULL);
-      g_autofree char *vendor = dup_text ("", vendor_path);
-      g_autofree char *class = dup_text ("", class_path);
-
-      if (g_strcmp0 (vendor, PCI_VENDOR_NVIDIA) == 0 && class != NULL
-          && g_str_has_prefix (class, PCI_CLASS_DISPLAY))
-        return TRUE;
-    }
-  return FALSE;
-}
-
 static gboolean
 is_version (const char *word)
 {
@@ -91,13 +51,13 @@ is_version (const char *word)
 static char *
 dup_driver_version (const char *root)
 {
-  char *version = dup_text (root, "/sys/module/nvidia/version");
+  char *version = quire_root_dup_text (root, "/sys/module/nvidia/version");
   g_autofree char *text = NULL;
 
   if (version != NULL && is_version (version))
     return version;
   g_free (version);
-  text = dup_text (root, "/proc/driver/nvidia/version");
+  text = quire_root_dup_text (root, "/proc/driver/nvidia/version");
   if (text == NULL)
     return NULL;
   g_auto (GStrv) words = g_strsplit_set (text, " \t\n", -1);
@@ -110,7 +70,7 @@ dup_driver_version (const char *root)
 static gboolean
 has_module (const char *root, const char *module)
 {
-  g_autofree char *text = dup_text (root, "/proc/modules");
+  g_autofree char *text = quire_root_dup_text (root, "/proc/modules");
   g_autofree char *folder = g_strconcat ("/sys/module/", module, NULL);
 
   if (text != NULL)
@@ -122,7 +82,7 @@ has_module (const char *root, const char *module)
         if (strncmp (lines[i], module, length) == 0 && lines[i][length] == ' ')
           return TRUE;
     }
-  return exists (root, folder);
+  return quire_root_exists (root, folder);
 }
 
 /* Which driver extensions are mounted, as their folders' names: @wanted is "nvidia-580-95-05". An unofficial one that
@@ -205,7 +165,7 @@ look_at_cuda_extension (GPtrArray *problems, const char *root, GKeyFile *info)
   g_autofree char *branch = g_key_file_get_string (info, "Instance", "branch", NULL);
   g_autofree char *version = NULL;
 
-  if (!exists (root, CUDA_FOLDER "quire-cuda.so"))
+  if (!quire_root_exists (root, CUDA_FOLDER "quire-cuda.so"))
     {
       add (problems, QUIRE_FLATPAK_GPU_NO_CUDA_EXTENSION,
            g_strdup (_ ("The part of Quire for NVIDIA cards is not installed.")),
@@ -213,7 +173,7 @@ look_at_cuda_extension (GPtrArray *problems, const char *root, GKeyFile *info)
                             branch != NULL ? "//" : "", branch != NULL ? branch : ""));
       return;
     }
-  version = dup_text (root, CUDA_FOLDER "version");
+  version = quire_root_dup_text (root, CUDA_FOLDER "version");
   if (g_strcmp0 (version, qe_version ()) != 0)
     add (problems, QUIRE_FLATPAK_GPU_OTHER_CUDA_VERSION,
          g_strdup (_ ("The part of Quire for NVIDIA cards belongs to another version of Quire.")),
@@ -223,7 +183,7 @@ look_at_cuda_extension (GPtrArray *problems, const char *root, GKeyFile *info)
 static void
 look_at_uvm (GPtrArray *problems, const char *root)
 {
-  if (exists (root, "/dev/nvidia-uvm"))
+  if (quire_root_exists (root, "/dev/nvidia-uvm"))
     return;
   if (has_module (root, "nvidia_uvm"))
     add (problems, QUIRE_FLATPAK_GPU_NO_UVM_NODE,
@@ -261,7 +221,7 @@ quire_flatpak_gpu_look (const char *root)
   version = dup_driver_version (root);
   if (version == NULL)
     {
-      if (has_card (root))
+      if (quire_root_count_cards (root) > 0)
         add (problems, QUIRE_FLATPAK_GPU_NO_HOST_DRIVER,
              g_strdup_printf (_ ("The computer has an NVIDIA card, and NVIDIA’s driver is not "
                                  "loaded: install version %d or newer."),

@@ -7,49 +7,9 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-root-files.h"
+
 #define DRIVER_MIN 580 /* what CUDA 13 needs */
-
-/* The first line of a small file; NULL when there is none. Returns: owned. */
-static char *
-read_line (const char *root, const char *path)
-{
-  g_autofree char *full = g_strconcat (root, path, NULL);
-  char *text = NULL;
-
-  if (!g_file_get_contents (full, &text, NULL, NULL))
-    return NULL;
-  text[strcspn (text, "\n")] = '\0';
-  return g_strchomp (text);
-}
-
-static gboolean
-exists (const char *root, const char *path)
-{
-  g_autofree char *full = g_strconcat (root, path, NULL);
-
-  return g_file_test (full, G_FILE_TEST_EXISTS);
-}
-
-/* NVIDIA's display controllers on the bus. */
-static guint
-count_cards (const char *root)
-{
-  g_autofree char *folder = g_strconcat (root, "/sys/bus/pci/devices", NULL);
-  g_autoptr (GDir) dir = g_dir_open (folder, 0, NULL);
-  const char *name;
-  guint n = 0;
-
-  while (dir != NULL && (name = g_dir_read_name (dir)) != NULL)
-    {
-      g_autofree char *vendor_path = g_strdup_printf ("/sys/bus/pci/devices/%s/vendor", name);
-      g_autofree char *class_path = g_strdup_printf ("/sys/bus/pci/devices/%s/class", name);
-      g_autofree char *vendor = read_line (root, vendor_path);
-      g_autofree char *class = read_line (root, class_path);
-
-      n += g_strcmp0 (vendor, "0x10de") == 0 && class != NULL && g_str_has_prefix (class, "0x03");
-    }
-  return n;
-}
 
 /* The system's own way to a driver; NULL: not known. */
 static const char *
@@ -134,9 +94,10 @@ quire_gpu_facts_read (const char *root)
   QuireGpuFacts *facts = g_new0 (QuireGpuFacts, 1);
   g_autoptr (GPtrArray) backends = qe_list_backends ();
   g_autoptr (GPtrArray) devices = qe_list_devices ();
-  g_autofree char *driver = read_line (root, "/sys/module/nvidia/version");
-  gboolean uvm = exists (root, "/sys/module/nvidia_uvm") && exists (root, "/dev/nvidia-uvm");
-  guint n_cards = count_cards (root);
+  g_autofree char *driver = quire_root_dup_text (root, "/sys/module/nvidia/version");
+  gboolean uvm = quire_root_exists (root, "/sys/module/nvidia_uvm")
+                 && quire_root_exists (root, "/dev/nvidia-uvm");
+  guint n_cards = quire_root_count_cards (root);
 
   facts->facts = g_ptr_array_new_with_free_func (g_free);
   for (guint i = 0; i < backends->len; i++)
@@ -156,8 +117,8 @@ quire_gpu_facts_read (const char *root)
     }
   add (facts, _ ("NVIDIA cards in the computer"), g_strdup_printf ("%u", n_cards));
   add (facts, _ ("Driver in the kernel"), g_strdup (driver != NULL ? driver : _ ("none")));
-  add (facts, "/dev/nvidiactl", g_strdup (yes_no (exists (root, "/dev/nvidiactl"))));
-  add (facts, "/dev/nvidia-uvm", g_strdup (yes_no (exists (root, "/dev/nvidia-uvm"))));
+  add (facts, "/dev/nvidiactl", g_strdup (yes_no (quire_root_exists (root, "/dev/nvidiactl"))));
+  add (facts, "/dev/nvidia-uvm", g_strdup (yes_no (quire_root_exists (root, "/dev/nvidia-uvm"))));
   add (facts, "Quire", g_strdup (qe_version ()));
   if (facts->reason != NULL)
     advise (facts, root, n_cards, driver, uvm);
