@@ -134,8 +134,13 @@ news_cb (QuireAside *self)
 {
   qe_update update = { 0 };
 
-  if (self->state != ASKED || !qe_request_take (self->request, &update))
+  if (self->state != ASKED)
     return;
+  if (!qe_request_take (self->request, &update))
+    {
+      qe_update_clear (&update);
+      return;
+    }
   if (update.n_text > 0)
     g_string_append_len (self->text, update.text, update.n_text);
   if (update.state == QE_REQUEST_DONE)

@@ -386,11 +386,14 @@ news_cb (QuireCompare *self)
       Runner *r = &self->runners[i];
       qe_update update = { 0 };
 
-      if (r->request == NULL || !qe_request_take (r->request, &update))
+      if (r->request == NULL)
         continue;
-      take_update (self, r, &update);
+      if (qe_request_take (r->request, &update))
+        {
+          take_update (self, r, &update);
+          changed = TRUE;
+        }
       qe_update_clear (&update);
-      changed = TRUE;
     }
   if (changed)
     g_signal_emit (self, signals[CHANGED], 0);

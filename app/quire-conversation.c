@@ -907,8 +907,13 @@ quire_conversation_pump (QuireConversation *self)
   qe_update update = { 0 };
   QuireMessage *reply;
 
-  if (self->request == NULL || !qe_request_take (self->request, &update))
+  if (self->request == NULL)
     return;
+  if (!qe_request_take (self->request, &update))
+    {
+      qe_update_clear (&update);
+      return;
+    }
 
   reply = quire_conversation_get_last_reply (self);
   g_object_ref (self);

@@ -316,10 +316,11 @@ opened_cb (GObject *source, GAsyncResult *result, gpointer user_data)
         {
           g_autoptr (QuireHistoryItem) item = quire_history_item_new ();
           QuireStoredChat *chat = quire_history_item_edit (item);
+          QuireStoredChat *stored = g_ptr_array_index (opened->chats, i);
 
           quire_stored_chat_clear (chat);
-          *chat = *(QuireStoredChat *)g_ptr_array_index (opened->chats, i);
-          g_ptr_array_index (opened->chats, i) = g_new0 (QuireStoredChat, 1);
+          *chat = *stored;
+          *stored = (QuireStoredChat){ 0 };
           add_item (self, item);
         }
       g_ptr_array_unref (self->presets);

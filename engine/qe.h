@@ -500,8 +500,9 @@ typedef struct {
     GError *error;    /* owned; QE_FINISH_ERROR only */
 } qe_update;
 
-/* Moves what is new into @out and returns whether anything changed since the last call. Never blocks on the engine. A
- * reader that takes nothing pauses its request once outbox_bytes of text wait; text is never dropped. */
+/* Moves what is new into @out and returns whether anything changed since the last call; @out is valid, and owned, either
+ * way: qe_update_clear() it. Never blocks on the engine. A reader that takes nothing pauses its request once outbox_bytes
+ * of text wait; text is never dropped. */
 bool qe_request_take(qe_request *request, qe_update *out);
 void qe_update_clear(qe_update *update);
 /* Waits for news, at most @timeout_ms (-1: for ever). Not on a UI thread. */

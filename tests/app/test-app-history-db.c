@@ -11,6 +11,7 @@
 
 #include "app/quire-history-db.h"
 #include "app/quire-message.h"
+#include "tests/app/history-undo.h"
 
 typedef struct {
     char *dir, *path;
@@ -280,6 +281,62 @@ static void test_migration(Fixture *f, gconstpointer data)
     sqlite3_close(sqlite);
 }
 
+/* The schema in the words that made it. */
+static char *dup_schema(const char *path)
+{
+    g_autoptr(GString) schema = g_string_new(NULL);
+    sqlite3 *sqlite;
+    sqlite3_stmt *statement;
+
+    g_assert_cmpint(sqlite3_open(path, &sqlite), ==, SQLITE_OK);
+    g_assert_cmpint(
+        sqlite3_prepare_v2(sqlite, "SELECT name || ': ' || ifnull(sql, '') FROM sqlite_master ORDER BY name",
+            -1, &statement, NULL),
+        ==, SQLITE_OK);
+    while (sqlite3_step(statement) == SQLITE_ROW)
+        g_string_append_printf(schema, "%s\n", sqlite3_column_text(statement, 0));
+    sqlite3_finalize(statement);
+    sqlite3_close(sqlite);
+    return g_string_free(g_steal_pointer(&schema), FALSE);
+}
+
+/* A file of every schema that there was comes to the newest, with a copy of it beside it. */
+static void test_migrations(Fixture *f, gconstpointer data)
+{
+    const char *texts[] = {"An old heron", NULL};
+    g_autofree char *newest = NULL;
+
+    {
+        g_autoptr(QuireHistoryDb) db = open_db(f);
+
+        save(db, "x", "Old", texts);
+    }
+    newest = dup_schema(f->path);
+    for (int version = 1; version < QUIRE_HISTORY_VERSION; version++) {
+        g_autofree char *backup = g_strdup_printf("%s.%d.bak", f->path, version);
+        g_autofree char *older = NULL, *kept = NULL, *schema = NULL;
+        g_autoptr(QuireHistoryDb) db = NULL;
+        g_autoptr(GPtrArray) loaded = NULL;
+        g_auto(QuireHistoryOpening) opening = {0};
+
+        history_go_back(f->path, version);
+        older = dup_schema(f->path);
+        g_assert_cmpstr(older, !=, newest);
+        db = quire_history_db_open(f->path, &opening, NULL);
+        g_assert_nonnull(db);
+        g_assert_cmpint(opening.version, ==, version);
+        g_assert_cmpstr(opening.backup, ==, backup);
+        g_assert_cmpuint(n_found(db, "heron"), ==, 1);
+        loaded = quire_history_db_load(db, "x", NULL);
+        g_assert_cmpuint(loaded->len, ==, 1);
+        g_clear_pointer(&db, quire_history_db_free);
+        schema = dup_schema(f->path);
+        g_assert_cmpstr(schema, ==, newest);
+        kept = dup_schema(backup);
+        g_assert_cmpstr(kept, ==, older);
+    }
+}
+
 /* A newer file is read, and not written to. */
 static void test_newer(Fixture *f, gconstpointer data)
 {
@@ -463,8 +520,8 @@ static void test_full(Fixture *f, gconstpointer data)
 
 /* ---- Killed at any point ---- */
 
-/* The child: turns, replies that grow, titles, deletions and (each second time) the migration, for ever. After each commit
- * it says so: "+ID SEQ" a message is safe, "-ID" a conversation is to go, "=ID" it is gone. */
+/* The child: turns, replies that grow, titles and deletions, for ever. After each commit it says so:
+ * "+ID SEQ" a message is safe, "-ID" a conversation is to go, "=ID" it is gone. */
 static void write_for_ever(const char *path, guint32 seed, int fd)
 {
     g_auto(QuireHistoryOpening) opening = {0};
@@ -626,6 +683,7 @@ int main(int argc, char **argv)
     ADD("round-trip", test_round_trip);
     ADD("search", test_search);
     ADD("migration", test_migration);
+    ADD("migrations", test_migrations);
     ADD("newer", test_newer);
     ADD("damaged-rows", test_damaged_rows);
     ADD("damaged-file", test_damaged_file);

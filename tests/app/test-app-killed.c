@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "app/quire-conversation.h"
+#include "tests/app/history-undo.h"
 
 static const char *program;
 
@@ -252,6 +253,18 @@ static void child_start(Child *c, const char *dir, guint32 seed)
     tell("s\n");
 }
 
+static void child_end(Child *c)
+{
+    quire_conversation_close(c->conversation);
+    g_object_unref(c->conversation);
+    g_object_unref(c->client);
+    quire_history_close(c->history);
+    while (g_main_context_iteration(NULL, FALSE)) {
+    }
+    g_object_unref(c->history);
+    g_rand_free(c->random);
+}
+
 static void write_for_ever(const char *dir, guint32 seed)
 {
     Child c;
@@ -322,8 +335,8 @@ static int compare_answers(const char *dir, const char *id)
     }
     g_assert_cmpuint(fresh->len, ==, n_bytes);
     g_assert_cmpmem(fresh->str, fresh->len, text, n_bytes);
-    quire_conversation_close(c.conversation);
-    quire_history_close(c.history);
+    qe_request_unref(request);
+    child_end(&c);
     return 0;
 }
 
@@ -406,36 +419,23 @@ static void fill(Witness *w)
     g_assert_true(quire_history_db_save(db, chat.id, &chat, messages, &error));
 }
 
-/* Back to the schema before the search had an index. */
-static void make_older(Witness *w)
-{
-    sqlite3 *db = NULL;
-
-    g_assert_cmpint(sqlite3_open(w->path, &db), ==, SQLITE_OK);
-    if (query_int(db, "PRAGMA user_version") == 2)
-        execute(db, "BEGIN; DROP TRIGGER message_added; DROP TRIGGER message_changed;"
-                    "DROP TRIGGER message_erased; DROP TABLE message_text; PRAGMA user_version = 1; COMMIT");
-    sqlite3_close(db);
-}
-
-/* The file as the kill left it, before the application has seen it. */
-static void check_file(const char *path, gboolean *older)
+/* The file as the kill left it, before the application has seen it. Returns its schema's number. */
+static int check_file(const char *path)
 {
     sqlite3 *db = NULL;
     sqlite3_stmt *statement = NULL;
+    int version;
 
-    *older = TRUE;
-    if (!g_file_test(path, G_FILE_TEST_EXISTS))
-        return;
     g_assert_cmpint(sqlite3_open(path, &db), ==, SQLITE_OK);
     g_assert_cmpint(sqlite3_prepare_v2(db, "PRAGMA integrity_check", -1, &statement, NULL), ==, SQLITE_OK);
     g_assert_cmpint(sqlite3_step(statement), ==, SQLITE_ROW);
     g_assert_cmpstr((const char *)sqlite3_column_text(statement, 0), ==, "ok");
     sqlite3_finalize(statement);
-    *older = query_int(db, "PRAGMA user_version") < 2;
-    if (!*older)
+    version = history_version(db);
+    if (version > 1) /* it has the search's index */
         execute(db, "INSERT INTO message_text (message_text, rank) VALUES ('integrity-check', 1)");
     sqlite3_close(db);
+    return version;
 }
 
 static gboolean found(QuireHistoryDb *db, const char *id, const char *query)
@@ -604,22 +604,20 @@ static void read_bytes(int fd, char *out, gsize n)
     }
 }
 
-/* Copies made before migrations are whole. */
-static void check_backup(Witness *w)
+/* Copies made before migrations are whole. FALSE: there is none. */
+static gboolean check_backup(Witness *w)
 {
     g_autofree char *backup = g_strconcat(w->path, ".1.bak", NULL);
-    gboolean older;
     sqlite3 *db = NULL;
 
     if (!g_file_test(backup, G_FILE_TEST_EXISTS))
-        return;
-    check_file(backup, &older);
-    g_assert_true(older);
+        return FALSE;
+    g_assert_cmpint(check_file(backup), ==, 1);
     g_assert_cmpint(sqlite3_open(backup, &db), ==, SQLITE_OK);
     g_assert_cmpint(query_int(db, "SELECT count(*) FROM message WHERE chat = 'filler'"), ==, 1500);
     sqlite3_close(db);
     g_unlink(backup);
-    w->n_backups++;
+    return TRUE;
 }
 
 static void check_answer(Witness *w)
@@ -693,9 +691,9 @@ static void test_killed(void)
     for (guint i = 0; i < n_kills; i++) {
         g_autofree char *said = NULL, *name = g_strdup_printf("%u", seed + i);
         g_auto(GStrv) lines = NULL;
-        gboolean migrate = i % 4 == 3, older;
+        gboolean migrate = i % 4 == 3;
         gint64 killed;
-        int fd, status;
+        int fd, status, version;
         pid_t pid;
         char first[4];
 
@@ -713,7 +711,7 @@ static void test_killed(void)
             witness_begin(&w);
         }
         if (migrate)
-            make_older(&w);
+            history_go_back(w.path, 1);
         pid = start("--write", w.dir, name, &fd);
         /* A migration is met within it, from the moment that the child is about to open the file; most others while it
          * writes; some at any time. */
@@ -732,11 +730,12 @@ static void test_killed(void)
         g_hash_table_remove_all(w.shown);
         for (int k = 0; lines[k] != NULL && lines[k + 1] != NULL; k++) /* the last is cut or empty */
             note_line(&w, lines[k]);
-        check_file(w.path, &older);
+        version = check_file(w.path);
         n_older += migrate;
-        n_mid += migrate && older;
+        n_mid += migrate && version < QUIRE_HISTORY_VERSION;
+        w.n_backups += check_backup(&w); /* the child's; then that of a migration that begins here */
         check_all(&w, killed, lack_us);
-        check_backup(&w);
+        g_assert_true(check_backup(&w) == (version == 1));
         if (i % 12 == 11)
             check_answer(&w);
     }

@@ -98,8 +98,10 @@ static void ask(qe_engine *engine, qe_session_id session, int salt, int n_senten
     for (bool done = false; !done;) {
         qe_update update;
         qe_request_wait(request, -1);
-        if (!qe_request_take(request, &update))
+        if (!qe_request_take(request, &update)) {
+            qe_update_clear(&update);
             continue;
+        }
         if (update.n_ids > 0 && first && *first == 0)
             *first = now_ns();
         done = update.state == QE_REQUEST_DONE;
