@@ -14,6 +14,9 @@
 #include "app/quire-models-window.h"
 #include "app/quire-paths.h"
 #include "app/quire-preferences-window.h"
+#ifdef QUIRE_HAVE_SERVER
+#include "app/quire-server-stay.h"
+#endif
 #include "app/quire-settings.h"
 #include "app/quire-window.h"
 
@@ -26,6 +29,7 @@ struct _QuireApplication
   QuireKeeper *keeper;
 #ifdef QUIRE_HAVE_SERVER
   QuireLocalServer *server;
+  QuireBackground *stay; /* the server's, without a window */
 #endif
   char *applied; /* what the engine was started with, see dup_engine_settings() */
   char *model;   /* --model, or NULL */
@@ -60,6 +64,12 @@ QuireLocalServer *
 quire_application_get_server (QuireApplication *self)
 {
   return self->server;
+}
+
+QuireBackground *
+quire_application_get_stay (QuireApplication *self)
+{
+  return self->stay;
 }
 #endif
 
@@ -199,7 +209,8 @@ open_model (QuireApplication *self, GFile *file)
 
 /* ---- Actions ---- */
 
-/* Each window saves its state and stops its replies as it closes; the last one ends the application. */
+/* Each window saves its state and stops its replies as it closes; the last one ends the application, and where the server
+ * held it without one, that ends. */
 static void
 quit_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
@@ -213,6 +224,9 @@ quit_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   for (GList *l = windows; l != NULL; l = l->next)
     if (QUIRE_IS_WINDOW (l->data))
       quire_window_keep_tabs (l->data);
+#ifdef QUIRE_HAVE_SERVER
+  quire_background_release (QUIRE_APPLICATION (user_data)->stay);
+#endif
   for (GList *l = windows; l != NULL; l = l->next)
     if (QUIRE_IS_WINDOW (l->data))
       gtk_window_close (l->data);
@@ -413,6 +427,7 @@ quire_application_startup (GApplication *application)
   quire_inhibit_watch (GTK_APPLICATION (self), self->client);
 #ifdef QUIRE_HAVE_SERVER
   self->server = quire_local_server_new (self->client);
+  self->stay = quire_server_stay_new (GTK_APPLICATION (self), self->server);
 #endif
   {
     g_autofree char *path = quire_dup_history_path ();
@@ -526,6 +541,8 @@ quire_application_shutdown (GApplication *application)
 
   G_APPLICATION_CLASS (quire_application_parent_class)->shutdown (application);
 #ifdef QUIRE_HAVE_SERVER
+  quire_background_release (self->stay);
+  g_clear_object (&self->stay);
   g_clear_object (&self->server);
 #endif
   g_clear_object (&self->keeper);
@@ -540,6 +557,7 @@ quire_application_finalize (GObject *object)
   QuireApplication *self = QUIRE_APPLICATION (object);
 
 #ifdef QUIRE_HAVE_SERVER
+  g_clear_object (&self->stay);
   g_clear_object (&self->server);
 #endif
   g_clear_object (&self->keeper);

@@ -5,6 +5,7 @@
 #include "app/quire-history.h"
 #include "app/quire-keeper.h"
 #ifdef QUIRE_HAVE_SERVER
+#include "app/quire-background.h"
 #include "app/quire-local-server.h"
 #endif
 
@@ -20,6 +21,8 @@ QuireHistory *quire_application_get_history (QuireApplication *self);
 QuireKeeper *quire_application_get_keeper (QuireApplication *self);
 #ifdef QUIRE_HAVE_SERVER
 QuireLocalServer *quire_application_get_server (QuireApplication *self);
+/* Whether the server goes on without a window. Borrowed. */
+QuireBackground *quire_application_get_stay (QuireApplication *self);
 #endif
 /* Checks @dir on a worker; then remembers it and loads it, or shows in @window why not. */
 void quire_application_choose_model (QuireApplication *self, const char *dir, GtkWindow *window);

@@ -13,7 +13,8 @@ struct _QuireServerGroup
   AdwPreferencesGroup parent_instance;
 
   QuireLocalServer *server;
-  AdwActionRow *switch_row, *address_row, *token_row;
+  QuireBackground *stay;
+  AdwActionRow *switch_row, *stay_row, *address_row, *token_row;
   GtkWidget *show_button;
 };
 
@@ -38,6 +39,33 @@ show_token (QuireServerGroup *self)
   adw_action_row_set_subtitle (self->token_row, shown && token != NULL ? token : place);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->show_button), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   shown ? _ ("Hide the token") : _ ("Show the token"), -1);
+}
+
+/* What happens when the last window is closed: what the desktop answered, not only what was asked for. */
+static void
+update_stay (QuireServerGroup *self)
+{
+  gboolean wanted = g_settings_get_boolean (quire_settings_get_default (), "server-background");
+  QuireBackgroundState state;
+  const char *text = _ ("Off. Quire and the server end with the last window.");
+
+  if (self->stay == NULL)
+    return;
+  state = quire_background_get_state (self->stay);
+  if (wanted && state == QUIRE_BACKGROUND_DENIED)
+    text = _ ("The desktop does not allow it: the server ends with the last window. Once it is "
+              "allowed in the "
+              "desktop’s settings, switch this off and on.");
+  else if (wanted && state == QUIRE_BACKGROUND_ASKING)
+    text = _ ("The desktop is being asked…");
+  else if (wanted)
+    text
+        = _ ("Quire stays while the server runs. To end it, quit: Ctrl+Q, or in its notification.");
+  adw_action_row_set_subtitle (self->stay_row, text);
+  if (wanted && state == QUIRE_BACKGROUND_DENIED)
+    gtk_widget_add_css_class (GTK_WIDGET (self->stay_row), "error");
+  else
+    gtk_widget_remove_css_class (GTK_WIDGET (self->stay_row), "error");
 }
 
 static void
@@ -183,6 +211,7 @@ add_token (QuireServerGroup *self)
 static void
 quire_server_group_dispose (GObject *object)
 {
+  g_clear_object (&QUIRE_SERVER_GROUP (object)->stay);
   g_clear_object (&QUIRE_SERVER_GROUP (object)->server);
   G_OBJECT_CLASS (quire_server_group_parent_class)->dispose (object);
 }
@@ -201,6 +230,8 @@ quire_server_group_init (QuireServerGroup *self)
 
   adw_preferences_group_set_title (ADW_PREFERENCES_GROUP (self), _ ("Local Server"));
   self->switch_row = switch_row_new (self, _ ("Answer other programs"), "server");
+  self->stay_row
+      = switch_row_new (self, _ ("Keep serving when the window is closed"), "server-background");
   self->address_row = row_new (self, _ ("Address"));
   add_button (self, self->address_row, "edit-copy-symbolic", _ ("Copy the address"),
               G_CALLBACK (copy_address_cb));
@@ -215,5 +246,11 @@ quire_server_group_init (QuireServerGroup *self)
   g_signal_connect_object (self->server, "changed", G_CALLBACK (update), self, G_CONNECT_SWAPPED);
   g_signal_connect_object (quire_settings_get_default (), "changed::server", G_CALLBACK (update),
                            self, G_CONNECT_SWAPPED);
+  self->stay = g_object_ref (quire_application_get_stay (application));
+  g_signal_connect_object (self->stay, "notify::state", G_CALLBACK (update_stay), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (quire_settings_get_default (), "changed::server-background",
+                           G_CALLBACK (update_stay), self, G_CONNECT_SWAPPED);
+  update_stay (self);
   update (self);
 }

@@ -5,6 +5,7 @@
 #include "app/quire-local-server.h"
 #include "app/quire-server-group.h"
 #include "app/quire-settings.h"
+#include "tests/app/fake-desktop.h"
 #include "tests/app/ui-harness.h"
 
 static GSettings *settings(void)
@@ -196,6 +197,54 @@ static void test_switch(void)
     close_window();
 }
 
+/* The row that says what becomes of the server without a window. */
+static const char *stay_text(void)
+{
+    GtkWidget *group = find(GTK_WIDGET(preferences()), QUIRE_TYPE_SERVER_GROUP);
+    GtkWidget *row = gtk_widget_get_next_sibling(find(group, ADW_TYPE_ACTION_ROW));
+
+    return adw_action_row_get_subtitle(ADW_ACTION_ROW(row));
+}
+
+static gboolean stay_says(gpointer word)
+{
+    return strstr(stay_text(), word) != NULL;
+}
+
+/* What the desktop answered is what Preferences say; a no can be asked about again. */
+static void test_stay(void)
+{
+    QuireBackground *stay = quire_application_get_stay(application);
+
+    open_window(1000, 760);
+    free_port();
+    turn_on();
+    g_assert_cmpint(quire_background_get_state(stay), ==, QUIRE_BACKGROUND_OFF);
+    open_preferences();
+    g_assert_true(stay_says((gpointer) "end with the last window"));
+    g_setenv("GTK_USE_PORTAL", "1", TRUE);
+    fake_desktop_set_answer(0);
+    GtkWidget *group = find(GTK_WIDGET(preferences()), QUIRE_TYPE_SERVER_GROUP);
+    GtkWidget *toggle = find(gtk_widget_get_next_sibling(find(group, ADW_TYPE_ACTION_ROW)), GTK_TYPE_SWITCH);
+    g_assert_true(gtk_widget_activate(toggle));
+    wait_for("what the desktop answered", stay_says, (gpointer) "does not allow it");
+    shot("server-stay-denied.png");
+    fake_desktop_set_answer(1);
+    g_settings_set_boolean(settings(), "server-background", FALSE);
+    g_assert_true(stay_says((gpointer) "end with the last window"));
+    g_settings_set_boolean(settings(), "server-background", TRUE);
+    wait_for("what the desktop answered", stay_says, (gpointer) "stays while the server runs");
+    g_assert_cmpint(quire_background_get_state(stay), ==, QUIRE_BACKGROUND_ALLOWED);
+    shot("server-stay.png");
+    g_unsetenv("GTK_USE_PORTAL");
+    gtk_window_close(preferences());
+    wait_for("no preferences", has_preferences, GINT_TO_POINTER(FALSE));
+    turn_off();
+    g_assert_cmpint(quire_background_get_state(stay), ==, QUIRE_BACKGROUND_OFF);
+    g_settings_reset(settings(), "server-background");
+    close_window();
+}
+
 static void test_port_in_use(void)
 {
     g_autoptr(GSocketListener) other = g_socket_listener_new();
@@ -367,6 +416,7 @@ static void add_tests(void)
         return;
     }
     g_test_add_func("/app/server/switch", test_switch);
+    g_test_add_func("/app/server/stay", test_stay);
     g_test_add_func("/app/server/port-in-use", test_port_in_use);
     g_test_add_func("/app/server/model-goes", test_model_goes);
     g_test_add_func("/app/server/shares-fairly", test_shares_fairly);
@@ -375,5 +425,6 @@ static void add_tests(void)
 
 int main(int argc, char **argv)
 {
+    fake_desktop_start();
     return ui_main(argc, argv, NULL, add_tests);
 }
