@@ -375,14 +375,19 @@ static void start(qe_core *core, qe_request *request)
         begin_reply(core, request, known);
 }
 
-/* Whether its conversation's pages are still being read from the disk. The look after they are there notes the time. */
-static bool waits_for_disk(qe_request *request)
+/* Whether its conversation's pages are still being read from the disk, and worth the wait. The look after they are there
+ * notes the time. */
+static bool waits_for_disk(qe_core *core, qe_request *request)
 {
     gint64 now = g_get_monotonic_time();
     if (qe_core_disk_is_reading(request->timeline)) {
         if (request->disk_begun == 0)
             request->disk_begun = now;
-        return true;
+        gint64 next = qe_core_disk_look(core, request->timeline, request->disk_begun);
+        if (next > 0) {
+            core->look_at = core->look_at ? MIN(core->look_at, next) : next;
+            return true;
+        }
     }
     request->receipt.restore_ms += ms_between(request->disk_begun, now);
     request->disk_begun = 0;
@@ -396,7 +401,7 @@ static void admit(qe_core *core)
     bool changed = false;
     for (guint i = 0; i < core->waiting->len && core->running->len < QE_RUNNING_MAX;) {
         qe_request *request = core->waiting->pdata[i];
-        if (qe_outbox_is_full(request->outbox) || waits_for_disk(request)) {
+        if (qe_outbox_is_full(request->outbox) || waits_for_disk(core, request)) {
             i++;
             continue;
         }
@@ -1053,6 +1058,7 @@ static bool end_cancelled(qe_core *core, GPtrArray *list)
 
 bool qe_core_advance(qe_core *core)
 {
+    core->look_at = 0;
     if (core->lost || !core->steps)
         return false;
     while (end_cancelled(core, core->running) || end_cancelled(core, core->waiting))

@@ -63,9 +63,22 @@ static qe_session_policy policy_of(
     };
 }
 
+/* A mode that computes something else than the one asked for would is refused, not replaced. */
+static void judge_mode(const qe_core *core, qe_timeline *t, qe_cache_mode wanted)
+{
+    g_clear_error(&t->no_mode);
+    if (wanted == QE_CACHE_TIERED_INT8 && !core->pools[1])
+        g_set_error(&t->no_mode, QE_ERROR, QE_ERROR_UNSUPPORTED,
+            "The cache mode tiered-int8 is not offered here: the device has no int8 pages");
+    if (wanted == QE_CACHE_SELECTIVE && !core->params.select_max)
+        g_set_error(&t->no_mode, QE_ERROR, QE_ERROR_UNSUPPORTED,
+            "The cache mode selective is not offered here: the device cannot choose pages");
+}
+
 void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *config)
 {
     qe_cache_mode mode = resolve(core, config);
+    judge_mode(core, t, config->mode);
     bool kept = t->mode != QE_CACHE_REBUILD && t->mode != QE_CACHE_PAGED;
     bool keeps = mode != QE_CACHE_REBUILD && mode != QE_CACHE_PAGED;
     t->cache = *config;

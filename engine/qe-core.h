@@ -35,6 +35,7 @@ typedef struct qe_timeline {
     bool mode_changed;         /* since the last turn, and what was cached went */
     bool evicted;              /* pages were given up since the last turn */
     GError *broken;            /* the fork that should have made it failed; its first request says so */
+    GError *no_mode;           /* why the mode asked for is not offered here: requests say so; NULL: it is */
     bool temporary;            /* an eval without a session */
     bool synthetic;            /* prompts that find nothing cached are filled, not computed */
 } qe_timeline;
@@ -99,6 +100,7 @@ struct qe_core {
     double heavy_ms, light_ms_since;
     bool last_class, last_selective;
     bool landed; /* copies have, since it was last cleared: there may be something to compute */
+    gint64 look_at; /* a request waits for the disk: not longer than until then without a look at it; 0: none */
 
     GHashTable *timelines; /* id -> qe_timeline, owned */
     GPtrArray *waiting;    /* qe_request by serial, borrowed: the timeline owns */
@@ -182,6 +184,9 @@ float *qe_core_disk_dup_logits(qe_core *core, qe_timeline *t);
 void qe_core_disk_delete(qe_core *core, const char *key);
 void qe_core_disk_advance(qe_core *core);           /* takes what the store has done, asks it for more */
 bool qe_core_disk_is_reading(const qe_timeline *t); /* pages of it are on their way to the host tier */
+/* Its request has waited for them since @waiting_since. After QE_DISK_PATIENCE_MS the rest is given up when the disk, as it
+ * went so far, would take longer than the device to compute it. Returns when to look again; 0: nothing is waited for. */
+gint64 qe_core_disk_look(qe_core *core, qe_timeline *t, gint64 waiting_since);
 bool qe_core_disk_wait(qe_core *core);      /* for a write to end, which frees a host page; false: none did */
 bool qe_core_disk_wait_slab(qe_core *core); /* for host memory that reads wait for; false: none does */
 void qe_core_disk_describe(const qe_core *core, qe_stats_disk *out);
