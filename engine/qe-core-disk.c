@@ -271,7 +271,8 @@ gint64 qe_core_disk_look(qe_core *core, qe_timeline *t, gint64 waiting_since)
     f->given_up = true;
     f->reading = false;
     f->n_wanted = f->next_read;
-    set_note(core, "The disk was slower than computing a conversation's pages: the rest of them was given up");
+    set_note(
+        core, "The disk was slower than computing a conversation's pages: the rest of them was given up");
     return 0;
 }
 

@@ -100,7 +100,8 @@ struct qe_core {
     double heavy_ms, light_ms_since;
     bool last_class, last_selective;
     bool landed; /* copies have, since it was last cleared: there may be something to compute */
-    gint64 look_at; /* a request waits for the disk: not longer than until then without a look at it; 0: none */
+    gint64
+        look_at; /* a request waits for the disk: not longer than until then without a look at it; 0: none */
 
     GHashTable *timelines; /* id -> qe_timeline, owned */
     GPtrArray *waiting;    /* qe_request by serial, borrowed: the timeline owns */

@@ -85,8 +85,9 @@
 #define QE_CACHE_RECENT_MIN     32u    /* the page being filled and the one before it */
 #define QE_SELECT_PAGES_MAX     16384u /* attended to in one step, of sessions that leave pages out */
 #define QE_DISK_KEY_BYTES_MAX   128u   /* a conversation's name in the disk tier */
-#define QE_DISK_PATIENCE_MS     2000u  /* a request waits so long for the disk without asking if that is worth it */
-#define QE_DISK_LOOK_MS         250u   /* and then asks this often */
+#define QE_DISK_PATIENCE_MS                                                                                  \
+    2000u                    /* a request waits so long for the disk without asking if that is worth it */
+#define QE_DISK_LOOK_MS 250u /* and then asks this often */
 
 /* ---- Snapshot ---- */
 #define QE_SNAPSHOT_MS     100u  /* least time between two publications */

@@ -210,13 +210,19 @@ static void test_told(void)
         qe_session_id session = open_with(engine, NULL, &config);
         ask(engine, session, ids, 100, &r);
         expect_told(&r, 0, QE_MISMATCH_NONE);
+        g_autoptr(GArray) longer = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+        g_array_append_vals(longer, ids->data, 100);
+        g_array_append_vals(longer, r.ids->data, r.ids->len);
+        uint32_t n_before = longer->len;
+        g_array_append_vals(longer, &g_array_index(ids, uint32_t, 100), 100);
         qe_generate_params params =
-            et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, N_TOKENS);
+            et_ids(session, (const uint32_t *)(const void *)longer->data, longer->len, N_TOKENS);
         params.no_reuse = rows[i].no_reuse;
         et_generate(engine, &params, &r);
         g_assert_no_error(r.error);
         g_assert_cmpint(r.receipt.mode, ==, rows[i].got);
-        g_assert_cmpuint(r.receipt.n_reused, ==, rows[i].why == QE_MISMATCH_NONE ? 100 : 0);
+        g_assert_cmpuint(r.receipt.n_reused, ==, rows[i].why == QE_MISMATCH_NONE ? n_before - 1 : 0);
+        expect_told(&r, n_before, rows[i].why);
         et_pages_used(engine); /* waits for a publication */
         const qe_snapshot *s = qe_engine_dup_snapshot(engine);
         g_assert_cmpint(s->sessions[0].mode, ==, rows[i].got);
@@ -247,8 +253,7 @@ static void test_told_evicted(void)
     g_array_append_vals(longer, other->data, 5);
     uint32_t n_before = 300 + r.ids->len;
     asked(engine, open_mode(engine, QE_CACHE_SESSION), other, 300);
-    qe_generate_params params =
-        et_ids(session, (const uint32_t *)(const void *)longer->data, longer->len, 1);
+    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)longer->data, longer->len, 1);
     et_generate(engine, &params, &r);
     g_assert_no_error(r.error);
     expect_told(&r, n_before, QE_MISMATCH_EVICTED);
@@ -353,7 +358,8 @@ static void test_first_message(void)
         g_auto(et_result) r = {0};
         const qe_message messages[] = {
             {QE_ROLE_SYSTEM,
-                "You are a helpful assistant who answers in one short sentence, tells stories about a cat and "
+                "You are a helpful assistant who answers in one short sentence, tells stories about a cat "
+                "and "
                 "a mouse, knows what a KV cache is, and remembers the name that it was told.",
                 -1},
             {QE_ROLE_USER, users[i], -1}};
@@ -619,15 +625,71 @@ static void test_traffic(void)
     t = traffic_of(engine, 0);
     g_assert_cmpuint(t.disk_out, ==, 19);
     g_assert_cmpuint(t.disk_in, ==, 0);
-    g_assert_cmpuint(t.host_in, >=, 19);     /* from the disk */
-    g_assert_cmpuint(t.host_out, ==, 18);    /* what the turn used; the reply's page was not asked for */
+    g_assert_cmpuint(t.host_in, >=, 19);  /* from the disk */
+    g_assert_cmpuint(t.host_out, ==, 18); /* what the turn used; the reply's page was not asked for */
     qe_engine_free(engine);
     scratch_free(dir);
+}
+
+/* ---- The table ---- */
+
+/* All that the test programs of this folder and the files of others have in them. Owned. */
+static char *all_sources(const char *root)
+{
+    GString *all = g_string_new(NULL);
+    g_autoptr(GError) error = NULL;
+    g_autofree char *here = g_build_filename(root, "tests", "engine", NULL);
+    GDir *dir = g_dir_open(here, 0, &error);
+    g_assert_no_error(error);
+    for (const char *name; (name = g_dir_read_name(dir));) {
+        g_autofree char *path = g_build_filename(here, name, NULL), *text = NULL;
+        if (!g_str_has_suffix(name, ".c"))
+            continue;
+        g_file_get_contents(path, &text, NULL, &error);
+        g_assert_no_error(error);
+        g_string_append(all, text);
+    }
+    g_dir_close(dir);
+    return g_string_free(all, FALSE);
+}
+
+/* Every test that the table names is there, and each row names one. */
+static void test_table(void)
+{
+    g_autoptr(GError) error = NULL;
+    const char *root = g_getenv("G_TEST_SRCDIR");
+    g_assert_nonnull(root);
+    g_autofree char *path = g_build_filename(root, "tests", "engine", "README.md", NULL);
+    g_autofree char *table = NULL, *sources = all_sources(root);
+    g_file_get_contents(path, &table, NULL, &error);
+    g_assert_no_error(error);
+    g_auto(GStrv) lines = g_strsplit(table, "\n", -1);
+    uint32_t n_rows = 0;
+    for (guint i = 0; lines[i]; i++) {
+        char *end;
+        if (!g_str_has_prefix(lines[i], "| ") || g_ascii_strtoull(lines[i] + 2, &end, 10) != n_rows + 1)
+            continue;
+        n_rows++;
+        g_auto(GStrv) cells = g_strsplit(lines[i], "|", -1);
+        g_assert_cmpuint(g_strv_length(cells), ==, 6);
+        g_auto(GStrv) words = g_strsplit(cells[4], "`", -1);
+        g_assert_cmpuint(g_strv_length(words), >=, 3);
+        for (guint k = 1; words[k]; k += 2) {
+            g_autofree char *quoted = g_strdup_printf("\"%s\"", words[k]);
+            g_autofree char *file = g_build_filename(root, words[k], NULL);
+            bool there = words[k][0] == '/' ? strstr(sources, quoted) != NULL
+                                            : g_file_test(file, G_FILE_TEST_IS_REGULAR);
+            if (!there)
+                g_error("row %u names %s, which there is not", n_rows, words[k]);
+        }
+    }
+    g_assert_cmpuint(n_rows, ==, 28);
 }
 
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/engine/faults/table", test_table);
     g_test_add_func("/engine/faults/told", test_told);
     g_test_add_func("/engine/faults/told-evicted", test_told_evicted);
     g_test_add_func("/engine/faults/longest/cpu", test_longest_cpu);
