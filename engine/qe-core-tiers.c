@@ -10,6 +10,10 @@
  *      (qe_core_drop_oldest)
  * Never: what running sessions of other requests hold, and what is being loaded.
  *
+ * A conversation's own limit on the device (gpu_max_length + hot_cache_length) comes before that: its oldest pages go to the
+ * host, and those are waited for, before it takes another one. What running sessions without the limit hold too is theirs. Only where the device cannot
+ * read host memory, since the system pins none, the limit cannot hold; the tier's note says so.
+ *
  * Invariant: pages move only here and in the pool; a plan is filled after the moves of its round. */
 #include <string.h>
 #include "engine/qe-core.h"
@@ -116,14 +120,23 @@ void qe_core_set_cache(qe_core *core, qe_session_id id, const qe_cache_config *c
         t->cache = *cache; /* applied at the recovery */
     else
         qe_core_apply_cache(core, t, cache);
+    if (!core->lost)
+        qe_core_hold_limit(core, t, 0, NULL);
     qe_core_disk_update(core, t);
     qe_stats_touch(core->stats);
+}
+
+uint32_t qe_core_limit(const qe_timeline *t)
+{
+    const qe_session_policy *policy = qe_session_get_policy(t->session);
+    return policy->tiered && policy->device_tokens_max ? policy->device_tokens_max / QK_PAGE_TOKENS
+                                                       : UINT32_MAX;
 }
 
 uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t)
 {
     const qe_session_policy *policy = qe_session_get_policy(t->session);
-    uint64_t n_pages = qe_kv_pool_n_max(pool_of(t));
+    uint64_t n_pages = MIN(qe_kv_pool_n_max(pool_of(t)), qe_core_limit(t));
     if (policy->tiered)
         n_pages += qe_kv_slots_n_max(qe_kv_pool_host_slots(pool_of(t)));
     if (policy->select
@@ -362,15 +375,83 @@ bool qe_core_make_room(qe_core *core, qe_timeline *t)
     return qe_kv_pool_n_to_store(pool) > 0 && qe_core_disk_wait(core);
 }
 
-void qe_core_enforce_cap(qe_core *core, qe_timeline *t)
+/* Pages of @t on the device or on their way to it that count against its limit. @pins: of count_pins(). */
+static uint32_t count_limited(qe_timeline *t, const uint32_t *pins)
 {
-    const qe_session_policy *policy = qe_session_get_policy(t->session);
-    if (!policy->tiered || policy->device_tokens_max == 0)
+    const qe_page *pages = qe_session_pages(t->session);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < qe_session_n_pages(t->session); i++) {
+        bool there =
+            qe_kv_page_on_device(pool_of(t), pages[i]) || qe_kv_page_is_loading(pool_of(t), pages[i]);
+        n += there && pins[pages[i]] == 0;
+    }
+    return n;
+}
+
+/* Host memory that the system does not pin cannot be attended to: pages that lie there stay on the device. */
+static bool has_unreadable(const qe_timeline *t)
+{
+    const qe_page *pages = qe_session_pages(t->session);
+    for (uint32_t i = 0; i < qe_session_n_pages(t->session); i++) {
+        if (qe_kv_page_on_host(pool_of(t), pages[i]) && !qe_kv_page_is_readable_on_host(pool_of(t), pages[i]))
+            return true;
+    }
+    return false;
+}
+
+void qe_core_check_limit(qe_core *core, qe_timeline *t)
+{
+    uint32_t limit = qe_core_limit(t);
+    if (limit == UINT32_MAX || has_unreadable(t))
         return;
-    uint32_t cap = policy->device_tokens_max / QK_PAGE_TOKENS;
-    uint32_t n_on = qe_session_n_on_device(t->session), n_pages = qe_session_n_pages(t->session);
-    if (n_on > cap)
-        qe_session_spill(t->session, n_on - cap, n_pages > cap ? n_pages - cap : 0, false, NULL);
+    uint32_t n = count_limited(t, count_pins(core, pool_of(t), t));
+    if (n > limit)
+        g_error("session %" G_GUINT64_FORMAT " has %u pages on the device, its limit is %u", t->id, n, limit);
+}
+
+/* Gives up device copies of the session's oldest pages until @n_more would be within its limit, as far as the host has them. */
+static bool spill_to_limit(qe_core *core, qe_timeline *t, uint32_t n_more)
+{
+    uint32_t limit = qe_core_limit(t), n_gone = 0;
+    uint64_t n = (uint64_t)qe_session_n_on_device(t->session) + qe_session_n_loading(t->session) + n_more;
+    if (n <= limit)
+        return true;
+    const uint32_t *pins = count_pins(core, pool_of(t), t);
+    n = (uint64_t)count_limited(t, pins) + n_more;
+    for (int shared = 0; shared < 2 && n > limit; shared++) {
+        uint32_t n_past = (uint32_t)MIN(n - limit, (uint64_t)UINT32_MAX);
+        uint32_t n_now = qe_session_spill(t->session, n_past, UINT32_MAX, shared, pins);
+        n -= n_now;
+        n_gone += n_now;
+    }
+    if (n_gone)
+        qe_stats_touch(core->stats);
+    return n <= limit;
+}
+
+void qe_core_enforce_limit(qe_core *core, qe_timeline *t)
+{
+    spill_to_limit(core, t, 0);
+}
+
+bool qe_core_hold_limit(qe_core *core, qe_timeline *t, uint32_t n_tokens, GError **error)
+{
+    uint32_t n_more = qe_session_pages_needed(t->session, n_tokens);
+    while (!spill_to_limit(core, t, n_more)) {
+        qe_kv_pool *pool = pool_of(t);
+        bool waited = wait_for_move(core, pool);
+        if (core->lost)
+            return false;
+        if (waited || make_host_room(core, t) || (qe_kv_pool_n_to_store(pool) > 0 && qe_core_disk_wait(core)))
+            continue;
+        if (has_unreadable(t))
+            return true;
+        g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
+            "The conversation may have %u tokens on the device, and host memory has no room for the others",
+            qe_core_limit(t) * QK_PAGE_TOKENS);
+        return false;
+    }
+    return true;
 }
 
 /* ---- Bringing pages back ---- */
@@ -381,11 +462,10 @@ uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed)
     if (n_off == 0)
         return 0;
     uint32_t n_loading = qe_session_n_loading(t->session), n_wanted = n_off - n_loading;
-    const qe_session_policy *policy = qe_session_get_policy(t->session);
-    if (policy->device_tokens_max) {
-        uint32_t cap = policy->device_tokens_max / QK_PAGE_TOKENS;
-        uint32_t n_on = qe_session_n_on_device(t->session) + n_loading;
-        n_wanted = MIN(n_wanted, cap > n_on ? cap - n_on : 0);
+    uint32_t limit = qe_core_limit(t);
+    if (limit < UINT32_MAX) { /* what it will fill would push the same number out again */
+        uint32_t n_on = qe_session_n_on_device(t->session) + n_loading + MIN(n_needed, limit / 2);
+        n_wanted = MIN(n_wanted, limit > n_on ? limit - n_on : 0);
     }
     uint64_t n_room = (uint64_t)n_wanted + n_needed;
     uint32_t n_available = qe_kv_pool_n_available(pool_of(t));

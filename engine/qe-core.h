@@ -155,7 +155,13 @@ uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t); /* tokens 
 uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, const qe_kv_pool *pool, uint32_t n);
 /* Some room on the device for @t, by the rules of the tiers. false: there is none to be made so, or the device is lost. */
 bool qe_core_make_room(qe_core *core, qe_timeline *t);
-void qe_core_enforce_cap(qe_core *core, qe_timeline *t); /* its device_tokens_max */
+uint32_t qe_core_limit(
+    const qe_timeline *t); /* pages that it may have on the device; UINT32_MAX: not limited */
+void qe_core_enforce_limit(qe_core *core, qe_timeline *t); /* as far as nothing has to be waited for */
+/* The same before it takes pages for its first @n_tokens, waiting for copies. QE_ERROR_NO_MEMORY: the host has no room, or
+ * a step in flight has what could go there later. false without an error: the device is lost. */
+bool qe_core_hold_limit(qe_core *core, qe_timeline *t, uint32_t n_tokens, GError **error);
+void qe_core_check_limit(qe_core *core, qe_timeline *t); /* aborts when it has more than that, as a bug */
 /* Asks for the session's pages that only lower tiers have, as far as there is room beside @n_needed pages. Returns how
  * many are on their way for it. */
 uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed);
