@@ -180,7 +180,7 @@ static void take_listing(qe_core *core, struct qe_core_file *f, const qe_kv_disk
         n = 0;
     }
     g_array_append_vals(f->pages, listing->pages, n);
-    f->n_wanted = f->given_up ? 0 : MIN(n, qe_kv_pool_n_host_available(pool_of(core, f)));
+    f->n_wanted = f->given_up ? 0 : MIN(n, qe_core_spare_host(core, pool_of(core, f), n));
 }
 
 static void take_completion(qe_core *core, const qe_kv_disk_completion *c)
@@ -230,7 +230,11 @@ static void read_pages(qe_core *core, struct qe_core_file *f)
         case QE_IMPORT_WAIT:
             f->waits = true;
             return;
-        case QE_IMPORT_FULL:
+        case QE_IMPORT_FULL: /* the other class may have taken it meanwhile */
+            if (qe_core_spare_host(core, pool_of(core, f), 1) > 0)
+                continue;
+            f->n_wanted = f->next_read;
+            return;
         case QE_IMPORT_FAILED:
             f->n_wanted = f->next_read;
             return;

@@ -243,6 +243,8 @@ bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep)
 static bool wait_for_move(qe_core *core, qe_kv_pool *pool)
 {
     g_autoptr(GError) error = NULL;
+    if (qe_kv_pool_n_to_store(pool) > 0 && qe_kv_slots_n_free(qe_kv_pool_host_slots(pool)) == 0)
+        qe_core_spare_host(core, pool, 1);
     if (!qe_kv_pool_submit_moves(pool, &error)) {
         qe_core_lose(core, error->message);
         return false;
@@ -334,21 +336,50 @@ static uint32_t spill(qe_core *core, qe_timeline *t, uint32_t n)
     return n_gone;
 }
 
-/* Host slots for pages that wait to be stored: the idle session used longest ago gives up all it has there. */
+#define SPARED_PAGES 64u /* cached pages that go at a time until a slab is free */
+
+/* One host slab of @pool: a free one, else one that cached pages leave. */
+static bool free_host_slab(qe_kv_pool *pool)
+{
+    const qe_kv_slots *host = qe_kv_pool_host_slots(pool);
+    uint32_t n_slabs = qe_kv_slots_n_slabs(host);
+    if (n_slabs == 0 || (!qe_kv_slots_can_trim(host, n_slabs - 1) && qe_kv_pool_n_cached(pool) == 0))
+        return false;
+    while (qe_kv_pool_n_moving(pool) > 0 && qe_kv_pool_wait_move(pool, NULL))
+        ;
+    do {
+        if (qe_kv_pool_trim_host(pool, 1) > 0)
+            return true;
+    } while (qe_kv_pool_evict_cached_host(pool, SPARED_PAGES) > 0);
+    return false;
+}
+
+uint32_t qe_core_spare_host(qe_core *core, qe_kv_pool *pool, uint32_t n)
+{
+    qe_kv_pool *other = other_pool(core, pool);
+    uint32_t n_room = qe_kv_pool_n_host_available(pool);
+    while (n_room < n && other && qe_kv_pool_has_host(other) && free_host_slab(other))
+        n_room = qe_kv_pool_n_host_available(pool);
+    return n_room;
+}
+
+/* Host slots for pages that wait to be stored: the idle session used longest ago gives up all it has there, one of this class
+ * rather than of the other, whose memory comes by whole slabs only. */
 static bool make_host_room(qe_core *core, const qe_timeline *keep)
 {
-    if (qe_kv_pool_n_to_store(pool_of(keep)) == 0 || qe_kv_pool_n_host_available(pool_of(keep)) > 0)
+    qe_kv_pool *pool = pool_of(keep);
+    if (qe_kv_pool_n_to_store(pool) == 0 || qe_kv_pool_n_host_available(pool) > 0)
         return false;
-    qe_kv_pool *other = other_pool(core, pool_of(keep));
-    if (other && (qe_kv_pool_trim_host(other) > 0 || (qe_kv_pool_evict_cached_host(other, UINT32_MAX) > 0 &&
-                                                         qe_kv_pool_trim_host(other) > 0)))
+    if (qe_core_spare_host(core, pool, 1) > 0)
         return true;
-    g_autoptr(GPtrArray) idle = list_idle(core, pool_of(keep), keep);
-    for (guint i = 0; i < idle->len; i++) {
-        qe_timeline *t = idle->pdata[i];
-        if (qe_session_get_policy(t->session)->tiered) {
-            give_up(core, t);
-            return true;
+    for (int c = 0; c < QE_KV_CLASSES; c++) {
+        g_autoptr(GPtrArray) idle = list_idle(core, c == 0 ? pool : other_pool(core, pool), keep);
+        for (guint i = 0; i < idle->len; i++) {
+            qe_timeline *t = idle->pdata[i];
+            if ((pool_of(t) == pool) == (c == 0) && qe_session_get_policy(t->session)->tiered) {
+                give_up(core, t);
+                return true;
+            }
         }
     }
     return false;
@@ -527,7 +558,9 @@ bool qe_core_move(qe_core *core)
         uint32_t n_to_store = qe_kv_pool_n_to_store(pool);
         uint32_t n_free = qe_kv_slots_n_free(qe_kv_pool_host_slots(pool));
         if (qe_kv_pool_n_reserved(pool) > 0 && !later)
-            qe_kv_pool_prepare_host(pool, QE_HOST_AHEAD_BYTES);
+            qe_kv_pool_prepare_host(pool, MIN(QE_HOST_AHEAD_BYTES, core->host_bytes / QE_HOST_AHEAD_SHARE));
+        if (n_to_store && !later && n_free == 0)
+            qe_core_spare_host(core, pool, 1);
         if (!error && (qe_kv_pool_n_loading(pool) || (n_to_store && (!later || n_free >= n_to_store))))
             qe_kv_pool_submit_moves(pool, &error);
         if (error) {

@@ -504,8 +504,7 @@ static void count_host_bytes(qe_core *core)
     for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
         const qe_kv_slots *host = qe_kv_pool_host_slots(core->pools[c]);
         if (host)
-            core->host_ledger.bytes_taken +=
-                qe_kv_slots_n_reserved(host) * qe_kv_pool_page_bytes(core->pools[c]);
+            core->host_ledger.bytes_taken += qe_kv_slots_bytes_reserved(host);
     }
 }
 

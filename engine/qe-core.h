@@ -165,6 +165,9 @@ void qe_core_check_limit(qe_core *core, qe_timeline *t); /* aborts when it has m
 /* Asks for the session's pages that only lower tiers have, as far as there is room beside @n_needed pages. Returns how
  * many are on their way for it. */
 uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed);
+/* Host memory for @n more pages of @pool, as far as the other class has some that no open conversation needs. Returns how many
+ * there is room for now. */
+uint32_t qe_core_spare_host(qe_core *core, qe_kv_pool *pool, uint32_t n);
 bool qe_core_move(qe_core *core); /* takes note of copies, enqueues those asked for; false: lost */
 /* Waits until the host has copies of all pages that were to get one, as far as there is room; no step runs. false: lost. */
 bool qe_core_store_all(qe_core *core);

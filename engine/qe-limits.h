@@ -71,8 +71,10 @@
 #define QE_KV_DEVICE_SLAB_BYTES (256ull << 20) /* by so much the pool grows and shrinks on a card */
 #define QE_KV_HOST_SLAB_BYTES                                                                                \
     (64ull << 20) /* the same for the host: a decode step outlasts its registering */
-#define QE_HOST_AHEAD_BYTES    (1ull << 30) /* of host slots that are kept free, while the budget lasts */
-#define QE_HOST_MEMORY_DIVISOR 2u           /* of the memory available, for the host tier by default */
+#define QE_HOST_AHEAD_BYTES                                                                                  \
+    (1ull << 30)                  /* of host slots that each class keeps free, while the budget lasts */
+#define QE_HOST_AHEAD_SHARE    8u /* and at most this part of the budget */
+#define QE_HOST_MEMORY_DIVISOR 2u /* of the memory available, for the host tier by default */
 #define QE_KV_RESERVE_TOKENS                                                                                 \
     256u /* admission of a reply without max_tokens counts on this many; it grows later */
 

@@ -592,6 +592,58 @@ static void test_prefetch(void)
     et_set_backend(NULL, NULL);
 }
 
+/* Waits until the host has @n pages, with nothing asked of the engine. The budget holds all the time. */
+static void wait_on_host(qe_engine *engine, uint32_t n)
+{
+    uint32_t n_there = 0;
+    for (int i = 0; i < 4000 && n_there < n; i++) {
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        const qe_tier_view *host = &s->tiers[QE_TIER_HOST];
+        g_assert_cmpuint(host->bytes_reserved, <=, host->bytes_max);
+        n_there = host->n_pages_used;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    g_assert_cmpuint(n_there, >=, n);
+}
+
+/* Both page classes live on one budget of host memory. What one has taken and does not use, be it kept ahead or held by closed
+ * conversations, the other gets when it needs it, without a wait for the device to be full. */
+static void test_classes(void)
+{
+    static const qe_cache_mode orders[][2] = {
+        {QE_CACHE_TIERED, QE_CACHE_TIERED_INT8}, {QE_CACHE_TIERED_INT8, QE_CACHE_TIERED}};
+    g_autoptr(GArray) a = et_some_ids(1000, 95), b = et_some_ids(1000, 96);
+    et_set_backend(open_mock, NULL);
+    for (guint i = 0; i < G_N_ELEMENTS(orders); i++) {
+        mock_options = (qk_mock_options){.seed = 17 + i, .delay_us_max = 100, .n_threads = 2};
+        qe_engine *engine = engine_with(400, 80);
+        for (int closed = 0; closed < 3; closed++) { /* fills the budget with what nobody holds */
+            g_auto(et_result) r = {0};
+            qe_session_id session = open_mode(engine, orders[i][0], 0);
+            g_array_index(a, uint32_t, 0)++;
+            qe_generate_params params = et_ids(session, (const uint32_t *)(void *)a->data, a->len, 1);
+            et_generate(engine, &params, &r);
+            g_assert_no_error(r.error);
+            wait_on_host(engine, 62);
+            qe_engine_close_session(engine, session);
+        }
+        g_auto(et_result) r = {0};
+        qe_session_id session = open_mode(engine, orders[i][1], 0);
+        qe_generate_params params = et_ids(session, (const uint32_t *)(void *)b->data, b->len, 1);
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        /* The host gets all of them: they outlive the device. */
+        qe_engine_release(engine);
+        et_recover(engine);
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        g_assert_cmpuint(r.receipt.n_reused, ==, 62 * 16);
+        qe_engine_free(engine);
+    }
+    et_set_backend(NULL, NULL);
+}
+
 /* Until the conversation's request is done, or once: its pages on the device are within its limit, and the newest ones. */
 static void watch_limit(qe_engine *engine, qe_session_id session, qe_request *request, uint32_t limit)
 {
@@ -770,6 +822,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/change", test_change);
     g_test_add_func("/engine/tiers/stored-when-idle", test_stored_when_idle);
     g_test_add_func("/engine/tiers/prefetch", test_prefetch);
+    g_test_add_func("/engine/tiers/classes", test_classes);
     g_test_add_func("/engine/tiers/limit", test_limit);
     g_test_add_func("/engine/tiers/synthetic", test_synthetic);
     return g_test_run();
