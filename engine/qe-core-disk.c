@@ -5,8 +5,9 @@
  *
  * Kept are sessions with a disk key whose pages are shared and tiered; each page class has files of its own, so a file
  * stays with the class that it was opened in. The logits behind the last prompt are kept too: asked again, its reply begins
- * without a step. A request of a session whose pages are being read waits in the queue; others pass it. Whatever fails here costs a prefill and is told in the tier's
- * note; no request ends for it.
+ * without a step. A request of a session whose pages are being read waits in the queue; others pass it. It does not wait for
+ * a disk that is slower than computing: then what is still to come is given up. Whatever fails here costs a prefill and is
+ * told in the tier's note; no request ends for it.
  *
  * Invariants:
  *  1. The store's list of an open file is a prefix of `pages`: it may be shorter only by what a failed write has cut off,
@@ -17,9 +18,11 @@
  *  4. `tags` has what the store was asked and has not completed. A file goes when it is closed and nothing of it is there.
  *
  * Thread: the engine's; the store's own threads call on_news() alone. */
+#include <math.h>
 #include <string.h>
 #include "engine/qe-core.h"
 #include "engine/qe-kv-disk.h"
+#include "engine/qe-limits.h"
 #include "engine/qe-lock.h"
 
 #define WINDOW_BYTES (64ull << 20)                /* read or written at the same time */
@@ -37,6 +40,8 @@ struct qe_core_file {
     bool reading;                 /* from the open until the last page that is wanted is there */
     bool stuck;                   /* a write failed: none before the next turn */
     bool waits;                   /* for a slab of host memory */
+    bool given_up;                /* nothing more is read */
+    gint64 begun;                 /* when it was opened: monotonic microseconds */
     uint32_t n_vain;              /* looks for one in a row while none was being made */
     GArray *pages;                /* qe_kv_disk_page: its list, pages asked to be written included */
     uint32_t n_agreed;            /* so many pages of it are known to be the session's */
@@ -175,7 +180,7 @@ static void take_listing(qe_core *core, struct qe_core_file *f, const qe_kv_disk
         n = 0;
     }
     g_array_append_vals(f->pages, listing->pages, n);
-    f->n_wanted = MIN(n, qe_kv_pool_n_host_available(pool_of(core, f)));
+    f->n_wanted = f->given_up ? 0 : MIN(n, qe_core_spare_host(core, pool_of(core, f), n));
 }
 
 static void take_completion(qe_core *core, const qe_kv_disk_completion *c)
@@ -225,7 +230,11 @@ static void read_pages(qe_core *core, struct qe_core_file *f)
         case QE_IMPORT_WAIT:
             f->waits = true;
             return;
-        case QE_IMPORT_FULL:
+        case QE_IMPORT_FULL: /* the other class may have taken it meanwhile */
+            if (qe_core_spare_host(core, pool_of(core, f), 1) > 0)
+                continue;
+            f->n_wanted = f->next_read;
+            return;
         case QE_IMPORT_FAILED:
             f->n_wanted = f->next_read;
             return;
@@ -237,6 +246,38 @@ static void read_pages(qe_core *core, struct qe_core_file *f)
 bool qe_core_disk_is_reading(const qe_timeline *t)
 {
     return t->disk && t->disk->reading;
+}
+
+/* What the device would take to compute @n_rows tokens from position @start on. */
+static double compute_ms(const qe_core *core, uint32_t start, uint32_t n_rows)
+{
+    double n_steps = ceil((double)n_rows / core->params.rows_max);
+    return qe_cost_predict(&core->cost, n_rows, qe_cost_attended(start, n_rows)) +
+           MAX(n_steps - 1, 0) * core->cost.a;
+}
+
+gint64 qe_core_disk_look(qe_core *core, qe_timeline *t, gint64 waiting_since)
+{
+    struct qe_core_file *f = t->disk;
+    gint64 now = g_get_monotonic_time(), patience_end = waiting_since + (gint64)QE_DISK_PATIENCE_MS * 1000;
+    if (!f || !f->reading)
+        return 0;
+    if (now < patience_end)
+        return patience_end;
+    uint32_t n_there = f->next_read - f->n_reading, n_prompt = qe_session_n_ids(t->session) / QK_PAGE_TOKENS;
+    uint32_t n_wanted = f->opened ? MIN(f->n_wanted, n_prompt) : n_prompt;
+    uint32_t n_left = n_wanted > n_there ? n_wanted - n_there : 0;
+    double gone_ms = (double)(now - f->begun) / 1000, left_ms = n_left ? INFINITY : 0;
+    if (n_there > 0)
+        left_ms = gone_ms * n_left / n_there;
+    if (left_ms <= compute_ms(core, n_there * QK_PAGE_TOKENS, n_left * QK_PAGE_TOKENS))
+        return now + (gint64)QE_DISK_LOOK_MS * 1000;
+    f->given_up = true;
+    f->reading = false;
+    f->n_wanted = f->next_read;
+    set_note(
+        core, "The disk was slower than computing a conversation's pages: the rest of them was given up");
+    return 0;
 }
 
 bool qe_core_disk_wait_slab(qe_core *core)
@@ -377,7 +418,7 @@ void qe_core_disk_advance(qe_core *core)
             continue;
         write_pages(core, f, false);
         read_pages(core, f);
-        f->reading = f->next_read < f->n_wanted || f->n_reading > 0;
+        f->reading = !f->given_up && (f->next_read < f->n_wanted || f->n_reading > 0);
     }
 }
 
@@ -434,6 +475,7 @@ void qe_core_disk_update(qe_core *core, qe_timeline *t)
         return;
     }
     f->timeline = t;
+    f->begun = g_get_monotonic_time();
     f->reading = true;
     t->disk = f;
 }

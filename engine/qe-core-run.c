@@ -132,9 +132,18 @@ static bool ensure_pages(qe_core *core, qe_request *request, uint32_t n_tokens, 
     for (;;) {
         GError *error = NULL;
         qe_session *session = request->timeline->session;
+        if (!qe_core_hold_limit(core, request->timeline, n_tokens, &error)) {
+            if (!core->lost && qe_steps_n_in_flight(core->steps) == 0)
+                qe_core_finish(core, request, QE_FINISH_ERROR, g_steal_pointer(&error));
+            g_clear_error(&error); /* what the steps in flight fill can go when they have been read */
+            return false;
+        }
         if (qe_session_reserve(session, n_tokens, &error) &&
-            (!decode || qe_session_take_bounds(session, n_tokens, &error)))
+            (!decode || qe_session_take_bounds(session, n_tokens, &error))) {
+            if (core->check)
+                qe_core_check_limit(core, request->timeline);
             return true;
+        }
         if (g_error_matches(error, QE_ERROR, QE_ERROR_DEVICE_LOST)) {
             qe_core_lose(core, error->message);
             g_error_free(error);
@@ -348,6 +357,10 @@ static void start(qe_core *core, qe_request *request)
     request->receipt.n_restored_disk += n_disk;
     qe_session_set_run(t->session, promised_tokens(core, request));
     restart(request);
+    /* Pages that were found may be on the device. What cannot go now ensure_pages() sees to. */
+    qe_core_hold_limit(core, t, 0, NULL);
+    if (core->lost)
+        return;
     restore(core, request);
     if (core->lost)
         return;
@@ -375,14 +388,19 @@ static void start(qe_core *core, qe_request *request)
         begin_reply(core, request, known);
 }
 
-/* Whether its conversation's pages are still being read from the disk. The look after they are there notes the time. */
-static bool waits_for_disk(qe_request *request)
+/* Whether its conversation's pages are still being read from the disk, and worth the wait. The look after they are there
+ * notes the time. */
+static bool waits_for_disk(qe_core *core, qe_request *request)
 {
     gint64 now = g_get_monotonic_time();
     if (qe_core_disk_is_reading(request->timeline)) {
         if (request->disk_begun == 0)
             request->disk_begun = now;
-        return true;
+        gint64 next = qe_core_disk_look(core, request->timeline, request->disk_begun);
+        if (next > 0) {
+            core->look_at = core->look_at ? MIN(core->look_at, next) : next;
+            return true;
+        }
     }
     request->receipt.restore_ms += ms_between(request->disk_begun, now);
     request->disk_begun = 0;
@@ -396,7 +414,7 @@ static void admit(qe_core *core)
     bool changed = false;
     for (guint i = 0; i < core->waiting->len && core->running->len < QE_RUNNING_MAX;) {
         qe_request *request = core->waiting->pdata[i];
-        if (qe_outbox_is_full(request->outbox) || waits_for_disk(request)) {
+        if (qe_outbox_is_full(request->outbox) || waits_for_disk(core, request)) {
             i++;
             continue;
         }
@@ -444,6 +462,10 @@ static bool next_rows(qe_request *request, candidate *c, qe_sched_item *item)
     uint32_t n_ids = qe_session_n_ids(request->timeline->session);
     *c = (candidate){.request = request, .epoch = request->epoch};
     *item = (qe_sched_item){.start = request->pos};
+    /* The page that it goes on in counts against its limit, too. */
+    uint64_t limit_rows =
+        (uint64_t)qe_core_limit(request->timeline) * QK_PAGE_TOKENS - request->pos % QK_PAGE_TOKENS;
+    item->n_rows_max = (uint32_t)MIN(limit_rows, (uint64_t)UINT32_MAX);
     if (request->pos < n_ids) {
         item->n_known = n_ids - request->pos;
         item->decode = request->n_generated > 0 && item->n_known == 1;
@@ -643,6 +665,7 @@ static bool fill_synthetic(qe_core *core, qe_request *request)
     qe_timeline *t = request->timeline;
     uint32_t end = (request->n_prompt - 1) / QK_PAGE_TOKENS * QK_PAGE_TOKENS;
     uint32_t n_round = CLAMP(qe_kv_pool_n_max(qe_session_pool(t->session)) / 4, 1, SYNTHETIC_PAGES);
+    n_round = MIN(n_round, qe_core_limit(t));
     uint32_t n = MIN(end - request->pos, n_round * QK_PAGE_TOKENS), epoch = request->epoch;
     GError *error = NULL;
     if (!ensure_pages(core, request, request->pos + n, false) || request->epoch != epoch)
@@ -655,7 +678,7 @@ static bool fill_synthetic(qe_core *core, qe_request *request)
     request->pos += n;
     request->receipt.n_synthetic += n;
     request->receipt.n_new -= n;
-    qe_core_enforce_cap(core, t);
+    qe_core_enforce_limit(core, t);
     t->n_computed = MAX(t->n_computed, request->pos);
     report(request);
     return true;
@@ -929,7 +952,7 @@ static void apply_member(qe_core *core, const qe_step_member *m, const qk_result
     qe_timeline *t = request->timeline;
     g_assert(qe_session_n_cached(t->session) == m->start);
     qe_session_commit(t->session, m->n_rows);
-    qe_core_enforce_cap(core, t);
+    qe_core_enforce_limit(core, t);
     t->n_computed = MAX(t->n_computed, qe_session_n_cached(t->session));
     if (m->select.n_recent) {
         request->n_pages_seen += m->n_pages;
@@ -1053,6 +1076,7 @@ static bool end_cancelled(qe_core *core, GPtrArray *list)
 
 bool qe_core_advance(qe_core *core)
 {
+    core->look_at = 0;
     if (core->lost || !core->steps)
         return false;
     while (end_cancelled(core, core->running) || end_cancelled(core, core->waiting))

@@ -10,6 +10,10 @@
  *      (qe_core_drop_oldest)
  * Never: what running sessions of other requests hold, and what is being loaded.
  *
+ * A conversation's own limit on the device (gpu_max_length + hot_cache_length) comes before that: its oldest pages go to the
+ * host, and those are waited for, before it takes another one. What running sessions without the limit hold too is theirs. Only where the device cannot
+ * read host memory, since the system pins none, the limit cannot hold; the tier's note says so.
+ *
  * Invariant: pages move only here and in the pool; a plan is filled after the moves of its round. */
 #include <string.h>
 #include "engine/qe-core.h"
@@ -63,9 +67,22 @@ static qe_session_policy policy_of(
     };
 }
 
+/* A mode that computes something else than the one asked for would is refused, not replaced. */
+static void judge_mode(const qe_core *core, qe_timeline *t, qe_cache_mode wanted)
+{
+    g_clear_error(&t->no_mode);
+    if (wanted == QE_CACHE_TIERED_INT8 && !core->pools[1])
+        g_set_error(&t->no_mode, QE_ERROR, QE_ERROR_UNSUPPORTED,
+            "The cache mode tiered-int8 is not offered here: the device has no int8 pages");
+    if (wanted == QE_CACHE_SELECTIVE && !core->params.select_max)
+        g_set_error(&t->no_mode, QE_ERROR, QE_ERROR_UNSUPPORTED,
+            "The cache mode selective is not offered here: the device cannot choose pages");
+}
+
 void qe_core_apply_cache(qe_core *core, qe_timeline *t, const qe_cache_config *config)
 {
     qe_cache_mode mode = resolve(core, config);
+    judge_mode(core, t, config->mode);
     bool kept = t->mode != QE_CACHE_REBUILD && t->mode != QE_CACHE_PAGED;
     bool keeps = mode != QE_CACHE_REBUILD && mode != QE_CACHE_PAGED;
     t->cache = *config;
@@ -103,14 +120,23 @@ void qe_core_set_cache(qe_core *core, qe_session_id id, const qe_cache_config *c
         t->cache = *cache; /* applied at the recovery */
     else
         qe_core_apply_cache(core, t, cache);
+    if (!core->lost)
+        qe_core_hold_limit(core, t, 0, NULL);
     qe_core_disk_update(core, t);
     qe_stats_touch(core->stats);
+}
+
+uint32_t qe_core_limit(const qe_timeline *t)
+{
+    const qe_session_policy *policy = qe_session_get_policy(t->session);
+    return policy->tiered && policy->device_tokens_max ? policy->device_tokens_max / QK_PAGE_TOKENS
+                                                       : UINT32_MAX;
 }
 
 uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t)
 {
     const qe_session_policy *policy = qe_session_get_policy(t->session);
-    uint64_t n_pages = qe_kv_pool_n_max(pool_of(t));
+    uint64_t n_pages = MIN(qe_kv_pool_n_max(pool_of(t)), qe_core_limit(t));
     if (policy->tiered)
         n_pages += qe_kv_slots_n_max(qe_kv_pool_host_slots(pool_of(t)));
     if (policy->select
@@ -217,6 +243,8 @@ bool qe_core_drop_oldest(qe_core *core, const qe_timeline *keep)
 static bool wait_for_move(qe_core *core, qe_kv_pool *pool)
 {
     g_autoptr(GError) error = NULL;
+    if (qe_kv_pool_n_to_store(pool) > 0 && qe_kv_slots_n_free(qe_kv_pool_host_slots(pool)) == 0)
+        qe_core_spare_host(core, pool, 1);
     if (!qe_kv_pool_submit_moves(pool, &error)) {
         qe_core_lose(core, error->message);
         return false;
@@ -308,21 +336,50 @@ static uint32_t spill(qe_core *core, qe_timeline *t, uint32_t n)
     return n_gone;
 }
 
-/* Host slots for pages that wait to be stored: the idle session used longest ago gives up all it has there. */
+#define SPARED_PAGES 64u /* cached pages that go at a time until a slab is free */
+
+/* One host slab of @pool: a free one, else one that cached pages leave. */
+static bool free_host_slab(qe_kv_pool *pool)
+{
+    const qe_kv_slots *host = qe_kv_pool_host_slots(pool);
+    uint32_t n_slabs = qe_kv_slots_n_slabs(host);
+    if (n_slabs == 0 || (!qe_kv_slots_can_trim(host, n_slabs - 1) && qe_kv_pool_n_cached(pool) == 0))
+        return false;
+    while (qe_kv_pool_n_moving(pool) > 0 && qe_kv_pool_wait_move(pool, NULL))
+        ;
+    do {
+        if (qe_kv_pool_trim_host(pool, 1) > 0)
+            return true;
+    } while (qe_kv_pool_evict_cached_host(pool, SPARED_PAGES) > 0);
+    return false;
+}
+
+uint32_t qe_core_spare_host(qe_core *core, qe_kv_pool *pool, uint32_t n)
+{
+    qe_kv_pool *other = other_pool(core, pool);
+    uint32_t n_room = qe_kv_pool_n_host_available(pool);
+    while (n_room < n && other && qe_kv_pool_has_host(other) && free_host_slab(other))
+        n_room = qe_kv_pool_n_host_available(pool);
+    return n_room;
+}
+
+/* Host slots for pages that wait to be stored: the idle session used longest ago gives up all it has there, one of this class
+ * rather than of the other, whose memory comes by whole slabs only. */
 static bool make_host_room(qe_core *core, const qe_timeline *keep)
 {
-    if (qe_kv_pool_n_to_store(pool_of(keep)) == 0 || qe_kv_pool_n_host_available(pool_of(keep)) > 0)
+    qe_kv_pool *pool = pool_of(keep);
+    if (qe_kv_pool_n_to_store(pool) == 0 || qe_kv_pool_n_host_available(pool) > 0)
         return false;
-    qe_kv_pool *other = other_pool(core, pool_of(keep));
-    if (other && (qe_kv_pool_trim_host(other) > 0 || (qe_kv_pool_evict_cached_host(other, UINT32_MAX) > 0 &&
-                                                         qe_kv_pool_trim_host(other) > 0)))
+    if (qe_core_spare_host(core, pool, 1) > 0)
         return true;
-    g_autoptr(GPtrArray) idle = list_idle(core, pool_of(keep), keep);
-    for (guint i = 0; i < idle->len; i++) {
-        qe_timeline *t = idle->pdata[i];
-        if (qe_session_get_policy(t->session)->tiered) {
-            give_up(core, t);
-            return true;
+    for (int c = 0; c < QE_KV_CLASSES; c++) {
+        g_autoptr(GPtrArray) idle = list_idle(core, c == 0 ? pool : other_pool(core, pool), keep);
+        for (guint i = 0; i < idle->len; i++) {
+            qe_timeline *t = idle->pdata[i];
+            if ((pool_of(t) == pool) == (c == 0) && qe_session_get_policy(t->session)->tiered) {
+                give_up(core, t);
+                return true;
+            }
         }
     }
     return false;
@@ -349,15 +406,83 @@ bool qe_core_make_room(qe_core *core, qe_timeline *t)
     return qe_kv_pool_n_to_store(pool) > 0 && qe_core_disk_wait(core);
 }
 
-void qe_core_enforce_cap(qe_core *core, qe_timeline *t)
+/* Pages of @t on the device or on their way to it that count against its limit. @pins: of count_pins(). */
+static uint32_t count_limited(qe_timeline *t, const uint32_t *pins)
 {
-    const qe_session_policy *policy = qe_session_get_policy(t->session);
-    if (!policy->tiered || policy->device_tokens_max == 0)
+    const qe_page *pages = qe_session_pages(t->session);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < qe_session_n_pages(t->session); i++) {
+        bool there =
+            qe_kv_page_on_device(pool_of(t), pages[i]) || qe_kv_page_is_loading(pool_of(t), pages[i]);
+        n += there && pins[pages[i]] == 0;
+    }
+    return n;
+}
+
+/* Host memory that the system does not pin cannot be attended to: pages that lie there stay on the device. */
+static bool has_unreadable(const qe_timeline *t)
+{
+    const qe_page *pages = qe_session_pages(t->session);
+    for (uint32_t i = 0; i < qe_session_n_pages(t->session); i++) {
+        if (qe_kv_page_on_host(pool_of(t), pages[i]) && !qe_kv_page_is_readable_on_host(pool_of(t), pages[i]))
+            return true;
+    }
+    return false;
+}
+
+void qe_core_check_limit(qe_core *core, qe_timeline *t)
+{
+    uint32_t limit = qe_core_limit(t);
+    if (limit == UINT32_MAX || has_unreadable(t))
         return;
-    uint32_t cap = policy->device_tokens_max / QK_PAGE_TOKENS;
-    uint32_t n_on = qe_session_n_on_device(t->session), n_pages = qe_session_n_pages(t->session);
-    if (n_on > cap)
-        qe_session_spill(t->session, n_on - cap, n_pages > cap ? n_pages - cap : 0, false, NULL);
+    uint32_t n = count_limited(t, count_pins(core, pool_of(t), t));
+    if (n > limit)
+        g_error("session %" G_GUINT64_FORMAT " has %u pages on the device, its limit is %u", t->id, n, limit);
+}
+
+/* Gives up device copies of the session's oldest pages until @n_more would be within its limit, as far as the host has them. */
+static bool spill_to_limit(qe_core *core, qe_timeline *t, uint32_t n_more)
+{
+    uint32_t limit = qe_core_limit(t), n_gone = 0;
+    uint64_t n = (uint64_t)qe_session_n_on_device(t->session) + qe_session_n_loading(t->session) + n_more;
+    if (n <= limit)
+        return true;
+    const uint32_t *pins = count_pins(core, pool_of(t), t);
+    n = (uint64_t)count_limited(t, pins) + n_more;
+    for (int shared = 0; shared < 2 && n > limit; shared++) {
+        uint32_t n_past = (uint32_t)MIN(n - limit, (uint64_t)UINT32_MAX);
+        uint32_t n_now = qe_session_spill(t->session, n_past, UINT32_MAX, shared, pins);
+        n -= n_now;
+        n_gone += n_now;
+    }
+    if (n_gone)
+        qe_stats_touch(core->stats);
+    return n <= limit;
+}
+
+void qe_core_enforce_limit(qe_core *core, qe_timeline *t)
+{
+    spill_to_limit(core, t, 0);
+}
+
+bool qe_core_hold_limit(qe_core *core, qe_timeline *t, uint32_t n_tokens, GError **error)
+{
+    uint32_t n_more = qe_session_pages_needed(t->session, n_tokens);
+    while (!spill_to_limit(core, t, n_more)) {
+        qe_kv_pool *pool = pool_of(t);
+        bool waited = wait_for_move(core, pool);
+        if (core->lost)
+            return false;
+        if (waited || make_host_room(core, t) || (qe_kv_pool_n_to_store(pool) > 0 && qe_core_disk_wait(core)))
+            continue;
+        if (has_unreadable(t))
+            return true;
+        g_set_error(error, QE_ERROR, QE_ERROR_NO_MEMORY,
+            "The conversation may have %u tokens on the device, and host memory has no room for the others",
+            qe_core_limit(t) * QK_PAGE_TOKENS);
+        return false;
+    }
+    return true;
 }
 
 /* ---- Bringing pages back ---- */
@@ -368,11 +493,10 @@ uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed)
     if (n_off == 0)
         return 0;
     uint32_t n_loading = qe_session_n_loading(t->session), n_wanted = n_off - n_loading;
-    const qe_session_policy *policy = qe_session_get_policy(t->session);
-    if (policy->device_tokens_max) {
-        uint32_t cap = policy->device_tokens_max / QK_PAGE_TOKENS;
-        uint32_t n_on = qe_session_n_on_device(t->session) + n_loading;
-        n_wanted = MIN(n_wanted, cap > n_on ? cap - n_on : 0);
+    uint32_t limit = qe_core_limit(t);
+    if (limit < UINT32_MAX) { /* what it will fill would push the same number out again */
+        uint32_t n_on = qe_session_n_on_device(t->session) + n_loading + MIN(n_needed, limit / 2);
+        n_wanted = MIN(n_wanted, limit > n_on ? limit - n_on : 0);
     }
     uint64_t n_room = (uint64_t)n_wanted + n_needed;
     uint32_t n_available = qe_kv_pool_n_available(pool_of(t));
@@ -434,7 +558,9 @@ bool qe_core_move(qe_core *core)
         uint32_t n_to_store = qe_kv_pool_n_to_store(pool);
         uint32_t n_free = qe_kv_slots_n_free(qe_kv_pool_host_slots(pool));
         if (qe_kv_pool_n_reserved(pool) > 0 && !later)
-            qe_kv_pool_prepare_host(pool, QE_HOST_AHEAD_BYTES);
+            qe_kv_pool_prepare_host(pool, MIN(QE_HOST_AHEAD_BYTES, core->host_bytes / QE_HOST_AHEAD_SHARE));
+        if (n_to_store && !later && n_free == 0)
+            qe_core_spare_host(core, pool, 1);
         if (!error && (qe_kv_pool_n_loading(pool) || (n_to_store && (!later || n_free >= n_to_store))))
             qe_kv_pool_submit_moves(pool, &error);
         if (error) {

@@ -23,6 +23,7 @@ static void timeline_free(void *data)
     g_assert(t->request == NULL && t->disk == NULL);
     qe_session_free(t->session);
     g_clear_error(&t->broken);
+    g_clear_error(&t->no_mode);
     g_free(t->disk_key);
     g_free(t);
 }
@@ -503,8 +504,7 @@ static void count_host_bytes(qe_core *core)
     for (int c = 0; c < QE_KV_CLASSES && core->pools[c]; c++) {
         const qe_kv_slots *host = qe_kv_pool_host_slots(core->pools[c]);
         if (host)
-            core->host_ledger.bytes_taken +=
-                qe_kv_slots_n_reserved(host) * qe_kv_pool_page_bytes(core->pools[c]);
+            core->host_ledger.bytes_taken += qe_kv_slots_bytes_reserved(host);
     }
 }
 
@@ -599,13 +599,6 @@ void qe_core_open(
     qe_timeline *t = adopt_session(core, id, qe_session_new(core->pools[0], id), cache, synthetic);
     t->disk_key = g_strdup(disk_key);
     qe_core_disk_update(core, t);
-    if (cache->mode == QE_CACHE_TIERED_INT8 && !core->pools[1])
-        g_set_error(&t->broken, QE_ERROR, QE_ERROR_UNSUPPORTED,
-            "The cache mode tiered-int8 is not offered here: %s",
-            core->kv_class == QE_KV_F32 ? "the engine's pages are float32" : "the device has no int8 pages");
-    if (cache->mode == QE_CACHE_SELECTIVE && !core->params.select_max)
-        g_set_error(&t->broken, QE_ERROR, QE_ERROR_UNSUPPORTED,
-            "The cache mode selective is not offered here: the device cannot choose pages");
 }
 
 /* Without pages for the copy of a part-filled page the new session gets the ids alone and computes them again. */
@@ -737,8 +730,8 @@ void qe_core_generate(qe_core *core, qe_request *request)
     if (!t) {
         g_set_error(&error, QE_ERROR, QE_ERROR_NOT_FOUND, "There is no session %" G_GUINT64_FORMAT,
             request->session_id);
-    } else if (t->broken) {
-        error = g_error_copy(t->broken);
+    } else if (t->broken || t->no_mode) {
+        error = g_error_copy(t->broken ? t->broken : t->no_mode);
     } else if (check_bias(core, request, &error) && qe_turn_prepare(core, t, request, &error)) {
         request->timeline = t;
         request->serial = core->next_serial++;

@@ -35,6 +35,7 @@ typedef struct qe_timeline {
     bool mode_changed;         /* since the last turn, and what was cached went */
     bool evicted;              /* pages were given up since the last turn */
     GError *broken;            /* the fork that should have made it failed; its first request says so */
+    GError *no_mode;           /* why the mode asked for is not offered here: requests say so; NULL: it is */
     bool temporary;            /* an eval without a session */
     bool synthetic;            /* prompts that find nothing cached are filled, not computed */
 } qe_timeline;
@@ -99,6 +100,8 @@ struct qe_core {
     double heavy_ms, light_ms_since;
     bool last_class, last_selective;
     bool landed; /* copies have, since it was last cleared: there may be something to compute */
+    gint64
+        look_at; /* a request waits for the disk: not longer than until then without a look at it; 0: none */
 
     GHashTable *timelines; /* id -> qe_timeline, owned */
     GPtrArray *waiting;    /* qe_request by serial, borrowed: the timeline owns */
@@ -152,10 +155,19 @@ uint32_t qe_core_capacity(const qe_core *core, const qe_timeline *t); /* tokens 
 uint32_t qe_core_demote_idle(qe_core *core, const qe_timeline *keep, const qe_kv_pool *pool, uint32_t n);
 /* Some room on the device for @t, by the rules of the tiers. false: there is none to be made so, or the device is lost. */
 bool qe_core_make_room(qe_core *core, qe_timeline *t);
-void qe_core_enforce_cap(qe_core *core, qe_timeline *t); /* its device_tokens_max */
+uint32_t qe_core_limit(
+    const qe_timeline *t); /* pages that it may have on the device; UINT32_MAX: not limited */
+void qe_core_enforce_limit(qe_core *core, qe_timeline *t); /* as far as nothing has to be waited for */
+/* The same before it takes pages for its first @n_tokens, waiting for copies. QE_ERROR_NO_MEMORY: the host has no room, or
+ * a step in flight has what could go there later. false without an error: the device is lost. */
+bool qe_core_hold_limit(qe_core *core, qe_timeline *t, uint32_t n_tokens, GError **error);
+void qe_core_check_limit(qe_core *core, qe_timeline *t); /* aborts when it has more than that, as a bug */
 /* Asks for the session's pages that only lower tiers have, as far as there is room beside @n_needed pages. Returns how
  * many are on their way for it. */
 uint32_t qe_core_restore(qe_core *core, qe_timeline *t, uint32_t n_needed);
+/* Host memory for @n more pages of @pool, as far as the other class has some that no open conversation needs. Returns how many
+ * there is room for now. */
+uint32_t qe_core_spare_host(qe_core *core, qe_kv_pool *pool, uint32_t n);
 bool qe_core_move(qe_core *core); /* takes note of copies, enqueues those asked for; false: lost */
 /* Waits until the host has copies of all pages that were to get one, as far as there is room; no step runs. false: lost. */
 bool qe_core_store_all(qe_core *core);
@@ -182,6 +194,9 @@ float *qe_core_disk_dup_logits(qe_core *core, qe_timeline *t);
 void qe_core_disk_delete(qe_core *core, const char *key);
 void qe_core_disk_advance(qe_core *core);           /* takes what the store has done, asks it for more */
 bool qe_core_disk_is_reading(const qe_timeline *t); /* pages of it are on their way to the host tier */
+/* Its request has waited for them since @waiting_since. After QE_DISK_PATIENCE_MS the rest is given up when the disk, as it
+ * went so far, would take longer than the device to compute it. Returns when to look again; 0: nothing is waited for. */
+gint64 qe_core_disk_look(qe_core *core, qe_timeline *t, gint64 waiting_since);
 bool qe_core_disk_wait(qe_core *core);      /* for a write to end, which frees a host page; false: none did */
 bool qe_core_disk_wait_slab(qe_core *core); /* for host memory that reads wait for; false: none does */
 void qe_core_disk_describe(const qe_core *core, qe_stats_disk *out);

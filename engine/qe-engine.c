@@ -230,13 +230,20 @@ static void note_loss(qe_engine *self)
         wake(self);
 }
 
+/* When the engine thread has to look again though nobody wakes it; 0: not. */
+static gint64 deadline_of(const qe_engine *self)
+{
+    gint64 a = qe_stats_deadline(self->stats), b = self->core.look_at;
+    return a && b ? MIN(a, b) : MAX(a, b);
+}
+
 static void *engine_thread(void *user)
 {
     qe_engine *self = user;
     bool more = true;
     qe_engine_free(g_steal_pointer(&self->replaces));
     while (!qe_queue_is_closed(self->queue)) {
-        qe_command *command = qe_queue_pop(self->queue, !more, qe_stats_deadline(self->stats));
+        qe_command *command = qe_queue_pop(self->queue, !more, deadline_of(self));
         for (; command; command = qe_queue_pop(self->queue, false, 0)) {
             run_command(self, command);
             if (qe_queue_is_closed(self->queue))

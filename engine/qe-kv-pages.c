@@ -222,12 +222,14 @@ void qe_kv_pool_prepare_host(qe_kv_pool *pool, uint64_t bytes)
         qe_kv_slots_prepare(pool->host, (uint32_t)MIN(bytes / pool->layout.page_bytes, (uint64_t)UINT32_MAX));
 }
 
-uint32_t qe_kv_pool_trim_host(qe_kv_pool *pool)
+uint32_t qe_kv_pool_trim_host(qe_kv_pool *pool, uint32_t n_slabs)
 {
-    if (!pool->host || pool->n_moving > 0 || !qe_kv_slots_can_trim(pool->host, 0) ||
-        !qe_kv_pool_wait_compute(pool))
+    if (!pool->host || pool->n_moving > 0)
         return 0;
-    return qe_kv_slots_trim(pool->host, 0);
+    uint32_t n_there = qe_kv_slots_n_slabs(pool->host), n_kept = n_there > n_slabs ? n_there - n_slabs : 0;
+    if (!qe_kv_slots_can_trim(pool->host, n_kept) || !qe_kv_pool_wait_compute(pool))
+        return 0;
+    return qe_kv_slots_trim(pool->host, n_kept);
 }
 
 void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max)

@@ -62,8 +62,8 @@ void qe_kv_pool_set_max(qe_kv_pool *pool, uint32_t n_pages_max);
 uint32_t qe_kv_pool_trim(qe_kv_pool *pool, uint32_t n_slabs_kept);
 /* Has host slabs made in the background until so many bytes of slots are free: one a call. */
 void qe_kv_pool_prepare_host(qe_kv_pool *pool, uint64_t bytes);
-uint32_t qe_kv_pool_trim_host(
-    qe_kv_pool *pool); /* the same for host slabs; nothing while copies are on their way */
+/* The same for host slabs, up to @n_slabs of them; nothing while copies are on their way. */
+uint32_t qe_kv_pool_trim_host(qe_kv_pool *pool, uint32_t n_slabs);
 
 /* ---- Pages ---- */
 

@@ -3,7 +3,7 @@
  * Invariants, proved by qe_kv_slots_check():
  *  1. Slabs cover the slots 0 .. n_reserved - 1 without a gap, in order.
  *  2. The free map has exactly the slots that are not used, and n_used counts the others.
- *  3. The ledger has the bytes of all slabs.
+ *  3. The ledger has the bytes of all slabs, as the system gave them.
  *
  * A background slab is made by a thread that lives as long as the making: it maps, touches and registers; the engine
  * thread wraps the result at its next poll. Nothing else is shared with it. */
@@ -11,10 +11,11 @@
 #include <sys/mman.h>
 #include "engine/qe-free-map.h"
 
-#define MAP_UNIT  4096ull
-#define HUGE_UNIT (2ull << 20)
-#define RETRY_MIN 16u /* takes that find nothing after a background slab failed; twice as many each time */
-#define RETRY_MAX 4096u
+#define MAP_UNIT    4096ull
+#define HUGE_UNIT   (2ull << 20)
+#define LARGE_BYTES (16 * HUGE_UNIT) /* a mapping from here on is of whole huge pages */
+#define RETRY_MIN   16u /* takes that find nothing after a background slab failed; twice as many each time */
+#define RETRY_MAX   4096u
 
 typedef struct {
     qk_buffer *buffer;
@@ -86,9 +87,19 @@ static slab *slab_of(const qe_kv_slots *self, qe_slot slot)
     return slab_at(self, lo);
 }
 
+/* What a mapping for @bytes takes. */
+static uint64_t round_mapping(uint64_t bytes)
+{
+    uint64_t unit = bytes >= LARGE_BYTES ? HUGE_UNIT : MAP_UNIT;
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* What a slab of so many slots takes from the system, but for the end of a small page. */
 static uint64_t slab_bytes(const qe_kv_slots *self, uint32_t n_slots)
 {
-    return n_slots * self->p.slot_bytes;
+    uint64_t bytes = n_slots * self->p.slot_bytes;
+    bool is_large = self->p.memory == QK_MEMORY_HOST && bytes >= LARGE_BYTES;
+    return is_large ? round_mapping(bytes) : bytes;
 }
 
 static void unmap_slab(qe_kv_slots *self, slab *s)
@@ -130,9 +141,7 @@ static void touch(char *map, uint64_t bytes)
 static bool map_slab(
     qk_backend *backend, slab *s, uint64_t bytes, bool populate, char *error, gsize error_size)
 {
-    s->map_bytes = (bytes + MAP_UNIT - 1) / MAP_UNIT * MAP_UNIT;
-    if (s->map_bytes >= 16 * HUGE_UNIT)
-        s->map_bytes = (bytes + HUGE_UNIT - 1) / HUGE_UNIT * HUGE_UNIT;
+    s->map_bytes = round_mapping(bytes);
     s->map = mmap(NULL, s->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (s->map == MAP_FAILED) {
         s->map = NULL;
@@ -185,6 +194,8 @@ static uint32_t slab_allowance(qe_kv_slots *self, uint32_t wanted, uint32_t leas
     if (ledger) {
         uint64_t left = ledger->bytes_max > ledger->bytes_taken ? ledger->bytes_max - ledger->bytes_taken : 0;
         n = (uint32_t)MIN(n, left / self->p.slot_bytes);
+        while (n > 0 && slab_bytes(self, n) > left)
+            n--;
     }
     if (n < least)
         n = 0;
@@ -201,7 +212,7 @@ static void give_allowance_back(qe_kv_slots *self, uint32_t n)
 
 static qk_status make_slab(qe_kv_slots *self, slab *s, char *reason, gsize reason_size)
 {
-    uint64_t bytes = slab_bytes(self, s->n_slots);
+    uint64_t bytes = s->n_slots * self->p.slot_bytes;
     if (self->p.slot_bytes > UINT64_MAX / s->n_slots) {
         g_strlcpy(reason, "size overflows", reason_size);
         return QK_NO_MEMORY;
@@ -360,6 +371,11 @@ static bool slab_is_free(const qe_kv_slots *self, const slab *s)
             return false;
     }
     return true;
+}
+
+uint32_t qe_kv_slots_n_slabs(const qe_kv_slots *self)
+{
+    return self->slabs->len;
 }
 
 bool qe_kv_slots_can_trim(const qe_kv_slots *self, uint32_t n_slabs_kept)
@@ -574,6 +590,14 @@ uint32_t qe_kv_slots_n_available(const qe_kv_slots *self)
     return n > self->n_used ? (uint32_t)(n - self->n_used) : 0;
 }
 
+uint64_t qe_kv_slots_bytes_reserved(const qe_kv_slots *self)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < self->slabs->len; i++)
+        bytes += slab_bytes(self, slab_at(self, i)->n_slots);
+    return bytes;
+}
+
 uint64_t qe_kv_slots_bytes_pinned(const qe_kv_slots *self)
 {
     uint64_t bytes = 0;
@@ -605,8 +629,8 @@ bool qe_kv_slots_check(const qe_kv_slots *self, GError **error)
     if (n_free != self->n_reserved - self->n_used)
         return BROKEN(error, "%u of %u slots are used, but the free map has %u", self->n_used,
             self->n_reserved, n_free);
-    if (self->p.ledger && self->p.ledger->bytes_taken < slab_bytes(self, self->n_reserved))
+    if (self->p.ledger && self->p.ledger->bytes_taken < qe_kv_slots_bytes_reserved(self))
         return BROKEN(error, "the ledger has %" G_GUINT64_FORMAT " bytes, the slabs have %" G_GUINT64_FORMAT,
-            self->p.ledger->bytes_taken, slab_bytes(self, self->n_reserved));
+            self->p.ledger->bytes_taken, qe_kv_slots_bytes_reserved(self));
     return true;
 }

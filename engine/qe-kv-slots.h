@@ -77,8 +77,10 @@ uint32_t qe_kv_slots_n_reserved(const qe_kv_slots *self); /* in slabs */
 uint32_t qe_kv_slots_n_used(const qe_kv_slots *self);
 /* n_max - n_used; after a failed slab n_reserved - n_used, until one succeeds. */
 uint32_t qe_kv_slots_n_available(const qe_kv_slots *self);
-uint32_t qe_kv_slots_n_free(const qe_kv_slots *self); /* reserved and not used */
+uint32_t qe_kv_slots_n_free(const qe_kv_slots *self);         /* reserved and not used */
+uint64_t qe_kv_slots_bytes_reserved(const qe_kv_slots *self); /* of slabs, as the system gave them */
 uint64_t qe_kv_slots_bytes_pinned(const qe_kv_slots *self);
+uint32_t qe_kv_slots_n_slabs(const qe_kv_slots *self);
 const char *qe_kv_slots_note(const qe_kv_slots *self); /* why not all is pinned; NULL: it is */
 
 bool qe_kv_slots_check(const qe_kv_slots *self, GError **error);

@@ -71,8 +71,10 @@
 #define QE_KV_DEVICE_SLAB_BYTES (256ull << 20) /* by so much the pool grows and shrinks on a card */
 #define QE_KV_HOST_SLAB_BYTES                                                                                \
     (64ull << 20) /* the same for the host: a decode step outlasts its registering */
-#define QE_HOST_AHEAD_BYTES    (1ull << 30) /* of host slots that are kept free, while the budget lasts */
-#define QE_HOST_MEMORY_DIVISOR 2u           /* of the memory available, for the host tier by default */
+#define QE_HOST_AHEAD_BYTES                                                                                  \
+    (1ull << 30)                  /* of host slots that each class keeps free, while the budget lasts */
+#define QE_HOST_AHEAD_SHARE    8u /* and at most this part of the budget */
+#define QE_HOST_MEMORY_DIVISOR 2u /* of the memory available, for the host tier by default */
 #define QE_KV_RESERVE_TOKENS                                                                                 \
     256u /* admission of a reply without max_tokens counts on this many; it grows later */
 
@@ -85,6 +87,9 @@
 #define QE_CACHE_RECENT_MIN     32u    /* the page being filled and the one before it */
 #define QE_SELECT_PAGES_MAX     16384u /* attended to in one step, of sessions that leave pages out */
 #define QE_DISK_KEY_BYTES_MAX   128u   /* a conversation's name in the disk tier */
+#define QE_DISK_PATIENCE_MS                                                                                  \
+    2000u                    /* a request waits so long for the disk without asking if that is worth it */
+#define QE_DISK_LOOK_MS 250u /* and then asks this often */
 
 /* ---- Snapshot ---- */
 #define QE_SNAPSHOT_MS     100u  /* least time between two publications */

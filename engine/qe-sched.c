@@ -149,6 +149,8 @@ double qe_sched_plan(
         if (item->decode)
             continue;
         uint32_t room = MIN(limits->rows_max - rows, item->n_known);
+        if (item->n_rows_max)
+            room = MIN(room, item->n_rows_max);
         if (room == 0 || seqs == limits->seqs_max || outputs == limits->outputs_max)
             break;
         uint32_t take = rows_within(cost, limits->ms_max, rows, attended, item->start, room);

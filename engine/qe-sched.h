@@ -31,6 +31,7 @@ typedef struct {
     uint32_t n_known;      /* rows that could be computed now, >= 1 */
     bool decode;           /* one row that advances a running reply: always taken */
     uint32_t n_logit_rows; /* the last n of n_known want raw logits copied out */
+    uint32_t n_rows_max;   /* no more of them in one step; 0: as many as fit */
     uint32_t n_rows;       /* result: rows taken, 0: not in this step */
 } qe_sched_item;
 

@@ -216,7 +216,7 @@ static void fill_slots(qe_tier_view *view, const qe_kv_slots *slots, uint64_t pa
     view->present = true;
     view->n_pages_used += qe_kv_slots_n_used(slots);
     view->bytes_used += qe_kv_slots_n_used(slots) * page_bytes;
-    view->bytes_reserved += qe_kv_slots_n_reserved(slots) * page_bytes;
+    view->bytes_reserved += qe_kv_slots_bytes_reserved(slots);
 }
 
 /* One class's pages. On the CPU both tiers lie in host memory and are one in the view. */

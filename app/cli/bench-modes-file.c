@@ -469,6 +469,31 @@ load (JsonParser *parser, const char *path, const Reader *r)
   return json_node_get_object (root);
 }
 
+/* Says in what the setups differ: they are lists with semicolons between. */
+static gboolean
+refuse_setup (const char *path, const char *expected, const char *found, GError **error)
+{
+  g_auto (GStrv) mine = g_strsplit (expected, "; ", -1);
+  g_auto (GStrv) theirs = g_strsplit (found != NULL ? found : "no setup", "; ", -1);
+  g_autoptr (GString) a = g_string_new (NULL);
+  g_autoptr (GString) b = g_string_new (NULL);
+  guint n_mine = g_strv_length (mine), n_theirs = g_strv_length (theirs);
+
+  for (guint i = 0; i < MAX (n_mine, n_theirs); i++)
+    {
+      if (n_mine == n_theirs && strcmp (mine[i], theirs[i]) == 0)
+        continue;
+      if (i < n_mine)
+        g_string_append_printf (a, "%s%s", a->len > 0 ? "; " : "", mine[i]);
+      if (i < n_theirs)
+        g_string_append_printf (b, "%s%s", b->len > 0 ? "; " : "", theirs[i]);
+    }
+  g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
+               "--resume: %s was measured otherwise: expected “%s”, found “%s”", path, a->str,
+               b->str);
+  return FALSE;
+}
+
 gboolean
 modes_table_read (const char *path, ModesTable *table, GError **error)
 {
@@ -488,12 +513,7 @@ modes_table_read (const char *path, ModesTable *table, GError **error)
     return refuse (&r, "version", G_STRINGIFY (FILE_VERSION));
   setup = get_text (root, "setup");
   if (g_strcmp0 (setup, table->setup) != 0)
-    {
-      g_set_error (error, QE_ERROR, QE_ERROR_INVALID,
-                   "--resume: %s was measured otherwise: expected %s, found %s", path, table->setup,
-                   setup != NULL ? setup : "no setup");
-      return FALSE;
-    }
+    return refuse_setup (path, table->setup, setup, error);
   cells = get_array (root, "cells");
   if (cells == NULL)
     return refuse (&r, "cells", "an array");

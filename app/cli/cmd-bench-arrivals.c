@@ -78,6 +78,7 @@ typedef struct
   qe_cache_config cache;
   qe_engine *engine;
   qe_model_info *info;
+  char *device; /* owned: backend and device */
   CliNews news;
   Call *calls; /* [n] */
   GArray *trials;
@@ -415,6 +416,8 @@ form_json (const Arrivals *a, double low, double high)
   g_autoptr (GString) json = g_string_new ("{\"model\": ");
 
   quire_json_add_string (json, a->info->name, -1);
+  g_string_append (json, ", \"device\": ");
+  quire_json_add_string (json, a->device, -1);
   g_string_append_printf (json,
                           ", \"mode\": \"%s\", \"n\": %d, \"prompt\": %d, \"gen\": %d, \"seed\": "
                           "%" G_GINT64_FORMAT ", \"trials\": [",
@@ -484,14 +487,15 @@ take_number (JsonObject *object, const char *name, double value, double *out)
   return is_null || (found > 0 && found <= RATE_MAX);
 }
 
-static gboolean
-is_text (JsonObject *object, const char *name, const char *value)
+/* @object's text @name; NULL: it has none. */
+static const char *
+get_text (JsonObject *object, const char *name)
 {
   JsonNode *node = json_object_get_member (object, name);
+  gboolean is_text = node != NULL && json_node_get_node_type (node) == JSON_NODE_VALUE
+                     && json_node_get_value_type (node) == G_TYPE_STRING;
 
-  return node != NULL && json_node_get_node_type (node) == JSON_NODE_VALUE
-         && json_node_get_value_type (node) == G_TYPE_STRING
-         && strcmp (json_node_get_string (node), value) == 0;
+  return is_text ? json_node_get_string (node) : NULL;
 }
 
 /* The bounds and trials of earlier searches, when the file is there. */
@@ -503,6 +507,7 @@ load (Arrivals *a, double *low, double *high, GError **error)
   JsonNode *root, *trials;
   JsonObject *object;
   JsonArray *array;
+  const char *device;
 
   if (o->resume == NULL || !g_file_test (o->resume, G_FILE_TEST_EXISTS))
     return TRUE;
@@ -512,9 +517,19 @@ load (Arrivals *a, double *low, double *high, GError **error)
   if (root == NULL || json_node_get_node_type (root) != JSON_NODE_OBJECT)
     return refuse_file (o->resume, "the file", error);
   object = json_node_get_object (root);
-  if (!is_text (object, "model", a->info->name)
-      || !is_text (object, "mode", qe_cache_mode_name (a->cache.mode)))
+  if (g_strcmp0 (get_text (object, "model"), a->info->name) != 0
+      || g_strcmp0 (get_text (object, "mode"), qe_cache_mode_name (a->cache.mode)) != 0)
     return refuse_file (o->resume, "model, mode", error);
+  device = get_text (object, "device");
+  if (g_strcmp0 (device, a->device) != 0)
+    {
+      g_set_error (error, QE_ERROR, QE_ERROR_FORMAT,
+                   "%s: device: the search was made on %s, and this is %s; "
+                   "rates of two devices do not stand in one search",
+                   o->resume, device != NULL ? device : "a device that it does not name",
+                   a->device);
+      return FALSE;
+    }
   if (!take_number (object, "n", o->n, NULL) || !take_number (object, "prompt", o->prompt, NULL)
       || !take_number (object, "gen", o->tokens, NULL)
       || !take_number (object, "seed", (double)o->seed, NULL)
@@ -631,6 +646,7 @@ static int
 run (const Options *o)
 {
   g_autoptr (GError) error = NULL;
+  qe_engine_status state;
   Arrivals a = { .options = o };
   double low = 0, high = 0;
   int status = CLI_OK;
@@ -642,6 +658,9 @@ run (const Options *o)
   a.engine = cli_engine_start (&o->engine, 0, &a.info, &status);
   if (a.engine == NULL)
     return status;
+  qe_engine_get_status (a.engine, &state);
+  a.device = g_strdup_printf ("%s, %s", state.backend, state.device);
+  qe_engine_status_clear (&state);
   cli_news_init (&a.news);
   a.calls = g_new0 (Call, (gsize)o->n);
   for (int i = 0; i < o->n; i++)
@@ -682,6 +701,7 @@ run (const Options *o)
   g_ptr_array_unref (a.earlier);
   g_free (a.calls);
   g_free (a.first_failure);
+  g_free (a.device);
   return status;
 }
 

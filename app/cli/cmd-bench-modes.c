@@ -487,8 +487,8 @@ describe_setup (const Modes *m)
   g_autoptr (GString) s = g_string_new (NULL);
 
   g_string_append_printf (s,
-                          "%s, %" G_GUINT64_FORMAT
-                          " parameters, %s, %s; %d tokens, %d new, %d turns, %d timed by parts",
+                          "%s, %" G_GUINT64_FORMAT " parameters; backend %s; device %s; "
+                          "%d tokens, %d new, %d turns, %d timed by parts",
                           m->info->name, m->info->n_params, m->plan->backend, m->plan->device,
                           m->options->tokens, m->options->new_tokens, m->options->turns,
                           m->options->profile);

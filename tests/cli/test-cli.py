@@ -422,6 +422,14 @@ def bench_modes_resumes():
         out = ok(*few, "--lengths", "64,9000")
         assert out.count("does not fit: the context is 8192 tokens") == 2, out
         fails(2, *few, "--new", "6", says=["--resume", kept, "5 new", "6 new"])
+        # Nor does a table of another device go on here; what is the same is not gone over.
+        with open(kept) as f:
+            whole = f.read()
+        device = re.search(r"; device (.*?); ", json.loads(whole)["setup"]).group(1)
+        with open(kept, "w") as f:
+            f.write(whole.replace("; device " + json.dumps(device)[1:-1], "; device NVIDIA Another"))
+        _, err = fails(2, *few, says=["--resume", kept, "device NVIDIA Another", "device " + device])
+        assert "parameters" not in err and "ballast" not in err, err
         for text, word in (("{", "kept.json"), ("[]", "object"), ("{}", "version"), ("[" * 1000, "deep"),
                            ('{"version": 2, "setup": 3}', "expected")):
             with open(kept, "w") as f:
@@ -506,6 +514,13 @@ def bench_arrivals_counts_all():
             assert [t["rate"] for t in kept["trials"]] == [40, 80][:i + 1], kept
             assert kept["rate_held"] == kept["trials"][-1]["rate"] and kept["rate_not_held"] is None, kept
         fails(1, *search, "--seed", "3", says=[path, "seed"])
+        with open(path, "w") as f:
+            json.dump({**kept, "device": "cuda, Another"}, f)
+        fails(1, *search, says=[path, "made on cuda, Another", "this is " + kept["device"]])
+        del kept["device"]
+        with open(path, "w") as f:
+            json.dump(kept, f)
+        fails(1, *search, says=[path, "does not name"])
         fails(2, *search, "--held", "3", says=["--resume"])
     for option, value in (("--n", "0"), ("--rate", "0"), ("--prompt", "0"), ("--tokens", "0"), ("--p99", "-3"),
                           ("--time-limit", "5"), ("--held", "5"), ("--seed", "-1"), ("--cache-mode", "x")):

@@ -231,6 +231,33 @@ static void test_smaller_while_made(void)
     fake_backend_free(fake);
 }
 
+/* Slabs are mapped in whole huge pages. What that adds is counted, so a budget is one of memory really taken. */
+static void test_rounded_slabs(void)
+{
+    const uint64_t slot_bytes = 9ull << 18, n_budget = 60; /* 2.25 MiB; 28 of them take 64 MiB */
+    fake_backend *fake = fake_backend_new();
+    qe_kv_ledger ledger = {.bytes_max = n_budget * slot_bytes};
+    qe_kv_slots *slots = qe_kv_slots_new(&(qe_kv_slots_params){
+        .backend = fake_backend_of(fake),
+        .memory = QK_MEMORY_HOST,
+        .slot_bytes = slot_bytes,
+        .n_max = (uint32_t)n_budget,
+        .slab_slots = 28,
+        .ledger = &ledger,
+    });
+    uint32_t n = 0;
+    for (qe_slot slot; qe_kv_slots_take(slots, &slot, NULL);)
+        n++;
+    g_assert_cmpuint(n, ==, 59); /* twice 28, and of 7 MiB left 3 */
+    g_assert_cmpuint(qe_kv_slots_n_available(slots), ==, 0);
+    g_assert_cmpuint(qe_kv_slots_bytes_pinned(slots), <=, ledger.bytes_max);
+    g_assert_cmpuint(qe_kv_slots_bytes_reserved(slots), ==, ledger.bytes_taken);
+    g_assert_true(qe_kv_slots_check(slots, NULL));
+    qe_kv_slots_free(slots);
+    g_assert_cmpuint(ledger.bytes_taken, ==, 0);
+    fake_backend_free(fake);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -239,5 +266,6 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/kv-tiers/attach-fails", test_attach_fails);
     g_test_add_func("/engine/kv-tiers/failed-background-slab", test_failed_background_slab);
     g_test_add_func("/engine/kv-tiers/smaller-while-made", test_smaller_while_made);
+    g_test_add_func("/engine/kv-tiers/rounded-slabs", test_rounded_slabs);
     return g_test_run();
 }

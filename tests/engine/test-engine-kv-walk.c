@@ -260,7 +260,7 @@ static uint64_t bytes_reserved(const walk *w, bool host)
     for (uint32_t c = 0; c < N_CLASSES; c++) {
         const qe_kv_slots *slots =
             host ? qe_kv_pool_host_slots(w->pools[c]) : qe_kv_pool_device_slots(w->pools[c]);
-        bytes += qe_kv_slots_n_reserved(slots) * qe_kv_pool_page_bytes(w->pools[c]);
+        bytes += qe_kv_slots_bytes_reserved(slots);
     }
     return bytes;
 }
@@ -778,7 +778,7 @@ static void pool_op(walk *w)
     } else if (op < 178) {
         qe_kv_pool_trim(pool, below(w, 2));
     } else if (op < 182) {
-        qe_kv_pool_trim_host(pool);
+        qe_kv_pool_trim_host(pool, below(w, 2) ? 1 : UINT32_MAX);
     } else if (op < 185) {
         qe_kv_pool_prepare_host(pool, below(w, 2000));
     } else if (op < 188) {

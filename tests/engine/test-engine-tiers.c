@@ -592,6 +592,160 @@ static void test_prefetch(void)
     et_set_backend(NULL, NULL);
 }
 
+/* Waits until the host has @n pages, with nothing asked of the engine. The budget holds all the time. */
+static void wait_on_host(qe_engine *engine, uint32_t n)
+{
+    uint32_t n_there = 0;
+    for (int i = 0; i < 4000 && n_there < n; i++) {
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        const qe_tier_view *host = &s->tiers[QE_TIER_HOST];
+        g_assert_cmpuint(host->bytes_reserved, <=, host->bytes_max);
+        n_there = host->n_pages_used;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    g_assert_cmpuint(n_there, >=, n);
+}
+
+/* Both page classes live on one budget of host memory. What one has taken and does not use, be it kept ahead or held by closed
+ * conversations, the other gets when it needs it, without a wait for the device to be full. */
+static void test_classes(void)
+{
+    static const qe_cache_mode orders[][2] = {
+        {QE_CACHE_TIERED, QE_CACHE_TIERED_INT8}, {QE_CACHE_TIERED_INT8, QE_CACHE_TIERED}};
+    g_autoptr(GArray) a = et_some_ids(1000, 95), b = et_some_ids(1000, 96);
+    et_set_backend(open_mock, NULL);
+    for (guint i = 0; i < G_N_ELEMENTS(orders); i++) {
+        mock_options = (qk_mock_options){.seed = 17 + i, .delay_us_max = 100, .n_threads = 2};
+        qe_engine *engine = engine_with(400, 80);
+        for (int closed = 0; closed < 3; closed++) { /* fills the budget with what nobody holds */
+            g_auto(et_result) r = {0};
+            qe_session_id session = open_mode(engine, orders[i][0], 0);
+            g_array_index(a, uint32_t, 0)++;
+            qe_generate_params params = et_ids(session, (const uint32_t *)(void *)a->data, a->len, 1);
+            et_generate(engine, &params, &r);
+            g_assert_no_error(r.error);
+            wait_on_host(engine, 62);
+            qe_engine_close_session(engine, session);
+        }
+        g_auto(et_result) r = {0};
+        qe_session_id session = open_mode(engine, orders[i][1], 0);
+        qe_generate_params params = et_ids(session, (const uint32_t *)(void *)b->data, b->len, 1);
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        /* The host gets all of them: they outlive the device. */
+        qe_engine_release(engine);
+        et_recover(engine);
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        g_assert_cmpuint(r.receipt.n_reused, ==, 62 * 16);
+        qe_engine_free(engine);
+    }
+    et_set_backend(NULL, NULL);
+}
+
+/* Until the conversation's request is done, or once: its pages on the device are within its limit, and the newest ones. */
+static void watch_limit(qe_engine *engine, qe_session_id session, qe_request *request, uint32_t limit)
+{
+    bool done = false;
+    while (!done) {
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        for (uint32_t i = 0; i < s->n_sessions; i++) {
+            const qe_session_view *v = &s->sessions[i];
+            if (v->id != session)
+                continue;
+            g_assert_cmpuint(v->n_pages_tier[QE_TIER_GPU], <=, limit);
+            for (uint32_t k = 1; k < v->n_pages; k++) /* once on the device, all that follow are */
+                g_assert_true((v->cells[k - 1].flags & QE_CELL_TIER_MASK) != QE_TIER_GPU ||
+                              (v->cells[k].flags & QE_CELL_TIER_MASK) == QE_TIER_GPU);
+        }
+        qe_snapshot_unref(s);
+        qe_update update = {0};
+        done = !request;
+        if (request && qe_request_wait(request, 1) && qe_request_take(request, &update)) {
+            done = update.state == QE_REQUEST_DONE;
+            g_assert_no_error(update.error);
+            qe_update_clear(&update);
+        }
+    }
+}
+
+/* A limit on a conversation's pages on the device holds from its first prompt on, though host memory is still to be made and
+ * copies are late; after pages were found that others have there; and when it is set later. The engine checks it too, each
+ * time that it takes pages. */
+static void test_limit(void)
+{
+    static const uint32_t limits[] = {64, 144};
+    g_autoptr(GArray) ids = et_some_ids(1000, 94);
+    const uint32_t *prompt = (const uint32_t *)(const void *)ids->data;
+    et_set_backend(open_mock, NULL);
+    for (guint i = 0; i < G_N_ELEMENTS(limits); i++) {
+        g_autoptr(GError) error = NULL;
+        g_auto(et_result) want = {0}, r = {0};
+        uint32_t n_pages = limits[i] / 16;
+        mock_options = (qk_mock_options){.seed = 14 + i, .delay_us_max = 2000, .n_threads = 2};
+        qe_engine *engine = et_engine_new(&(qe_engine_options){
+            .kv_bytes_max = 400 * PAGE_BYTES,
+            .host_bytes_max = 400 * PAGE_BYTES,
+            .ring_bytes = 1 << 20,
+            .step_rows_max = 256, /* more than the limit holds */
+        });
+        qe_session_id session = open_mode(engine, QE_CACHE_TIERED, limits[i]);
+        qe_generate_params params = et_ids(session, prompt, ids->len, 40);
+        params.ignore_eos = true;
+        qe_request *request = qe_engine_generate(engine, &params, &error);
+        g_assert_no_error(error);
+        watch_limit(engine, session, request, n_pages);
+        qe_request_unref(request);
+
+        /* The same prompt where all of it is on the device; then from its pages, under the limit again. */
+        qe_session_id free = open_mode(engine, QE_CACHE_TIERED, 0);
+        params.session = free;
+        et_generate(engine, &params, &want);
+        g_assert_no_error(want.error);
+        qe_engine_close_session(engine, session);
+        session = open_mode(engine, QE_CACHE_TIERED, limits[i]);
+        params.session = session;
+        et_generate(engine, &params, &r);
+        et_assert_same(&want, &r);
+        g_assert_cmpuint(r.receipt.n_reused, >, 900);
+        g_assert_cmpuint(r.receipt.n_on_host + limits[i], >=, 992);
+
+        /* A limit for the one that had none. */
+        qe_cache_config config;
+        qe_cache_config_init(&config);
+        config.mode = QE_CACHE_TIERED;
+        config.hot_cache_length = limits[i];
+        free = open_mode(engine, QE_CACHE_TIERED, 0);
+        params = et_ids(free, prompt + 100, 800, 4);
+        et_generate(engine, &params, &r);
+        g_assert_no_error(r.error);
+        while (!qe_engine_set_cache(engine, free, &config, NULL))
+            g_thread_yield();
+        et_pages_used(engine); /* waits for a publication */
+        watch_limit(engine, free, NULL, n_pages);
+        qe_engine_prefetch_session(engine, free);
+        params.session = free;
+        params.n_ids = 500; /* cut, and on from there */
+        request = qe_engine_generate(engine, &params, &error);
+        g_assert_no_error(error);
+        watch_limit(engine, free, request, n_pages);
+        qe_request_unref(request);
+        qe_engine_free(engine);
+    }
+    /* More than the limit and host memory together hold is refused before anything is computed. */
+    g_auto(et_result) r = {0};
+    qe_engine *engine = engine_with(400, 40);
+    qe_generate_params params = et_ids(open_mode(engine, QE_CACHE_TIERED, 64), prompt, ids->len, 40);
+    et_generate(engine, &params, &r);
+    g_assert_error(r.error, QE_ERROR, QE_ERROR_NO_MEMORY);
+    params = et_ids(open_mode(engine, QE_CACHE_TIERED, 64), prompt, 16 * 44, 0); /* so much they do */
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
+}
+
 /* Nobody finds a synthetic session's pages: not one with the same tokens, not after a fork, not when its mode changes to
  * one that shares. What it decodes is its own. */
 static void test_synthetic(void)
@@ -668,6 +822,8 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/change", test_change);
     g_test_add_func("/engine/tiers/stored-when-idle", test_stored_when_idle);
     g_test_add_func("/engine/tiers/prefetch", test_prefetch);
+    g_test_add_func("/engine/tiers/classes", test_classes);
+    g_test_add_func("/engine/tiers/limit", test_limit);
     g_test_add_func("/engine/tiers/synthetic", test_synthetic);
     return g_test_run();
 }
