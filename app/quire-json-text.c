@@ -1,6 +1,7 @@
 /* quire-json-text.c: see quire-json-text.h. */
 #include "app/quire-json-text.h"
 
+#include <math.h>
 #include <string.h>
 
 gboolean
@@ -171,4 +172,18 @@ quire_json_add_string (GString *out, const char *text, gssize n)
         g_string_append_c (out, (char)c);
     }
   g_string_append_c (out, '"');
+}
+
+void
+quire_json_add_number (GString *out, double value, int n_decimals)
+{
+  char buffer[G_ASCII_DTOSTR_BUF_SIZE], format[16];
+
+  if (!isfinite (value))
+    {
+      g_string_append (out, "null");
+      return;
+    }
+  g_snprintf (format, sizeof format, "%%.%df", n_decimals);
+  g_string_append (out, g_ascii_formatd (buffer, sizeof buffer, format, value));
 }

@@ -32,5 +32,7 @@ gboolean quire_json_text_finish (QuireJsonText *self);
 
 /* Quoted and escaped; other bytes as they are. @n: -1: up to the NUL. */
 void quire_json_add_string (GString *out, const char *text, gssize n);
+/* NaN and infinities become null. */
+void quire_json_add_number (GString *out, double value, int n_decimals);
 
 G_END_DECLS

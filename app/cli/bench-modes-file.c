@@ -96,7 +96,7 @@ append_turn (GString *json, const ModesTurn *t, gboolean with_ids)
     {
       g_string_append_printf (json, ", \"%s\": ", times[i].name);
       /* A filled turn's zeros are no times; on file they stay what they are. */
-      cli_json_append_number (
+      quire_json_add_number (
           json, !with_ids && t->n_synthetic > 0 && times[i].value == 0 ? NAN : times[i].value, 4);
     }
   if (with_ids)
@@ -144,7 +144,7 @@ append_profile (GString *json, const qe_profile *p)
   for (gsize i = 0; i < G_N_ELEMENTS (profile_fields); i++)
     {
       g_string_append_printf (json, ", \"%s\": ", profile_fields[i].name);
-      cli_json_append_number (json, G_STRUCT_MEMBER (double, p, profile_fields[i].offset), 4);
+      quire_json_add_number (json, G_STRUCT_MEMBER (double, p, profile_fields[i].offset), 4);
     }
   g_string_append_c (json, '}');
 }
@@ -166,7 +166,7 @@ append_cell (GString *json, const ModesCell *c, gboolean with_ids)
       quire_json_add_string (json, c->note, -1);
     }
   g_string_append (json, ", \"seconds\": ");
-  cli_json_append_number (json, c->seconds, 3);
+  quire_json_add_number (json, c->seconds, 3);
   g_string_append_printf (json,
                           ", \"peak_process_bytes\": %" G_GUINT64_FORMAT
                           ", \"peak_kv_bytes\": %" G_GUINT64_FORMAT,

@@ -371,7 +371,7 @@ append_csv_number (GString *line, double value, int n_decimals)
 {
   g_string_append_c (line, ',');
   if (!isnan (value))
-    cli_json_append_number (line, value, n_decimals);
+    quire_json_add_number (line, value, n_decimals);
 }
 
 static void
@@ -477,7 +477,7 @@ append_members (GString *json, const char *const names[], const double values[],
   for (gsize i = 0; i < n; i++)
     {
       g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "", names[i]);
-      cli_json_append_number (json, values[i], 2);
+      quire_json_add_number (json, values[i], 2);
     }
 }
 
@@ -500,7 +500,7 @@ append_parts (GString *json, const qe_profile *profile)
   for (gsize i = 0; i < G_N_ELEMENTS (names); i++)
     {
       g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "{", names[i]);
-      cli_json_append_number (json, values[i], 4);
+      quire_json_add_number (json, values[i], 4);
     }
   g_string_append_printf (json, ", \"kv_update_also_in_attention\": %s}",
                           profile->kv_in_attend ? "true" : "false");

@@ -1,7 +1,6 @@
 /* cli-json.c: two JSON shapes, and figures. See cli-json.h for why. */
 #include "app/cli/cli-json.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "engine/qe.h"
@@ -160,33 +159,4 @@ cli_json_read_messages (const char *name, const char *json, gsize n, GError **er
     return g_steal_pointer (&out);
   set_error (&r, name, error);
   return NULL;
-}
-
-void
-cli_json_append_number (GString *json, double value, int n_decimals)
-{
-  char buffer[G_ASCII_DTOSTR_BUF_SIZE], format[16];
-
-  if (!isfinite (value))
-    {
-      g_string_append (json, "null");
-      return;
-    }
-  g_snprintf (format, sizeof format, "%%.%df", n_decimals);
-  g_string_append (json, g_ascii_formatd (buffer, sizeof buffer, format, value));
-}
-
-void
-cli_json_append_receipt (GString *json, const qe_receipt *r)
-{
-  g_string_append_printf (
-      json,
-      "{\"mode\": \"%s\", \"prompt\": %u, \"new\": %u, \"reused\": %u, \"shared\": %u, "
-      "\"restored_host\": %u, \"restored_disk\": %u, \"on_host\": %u, \"recomputed\": %u, "
-      "\"first_mismatch\": %" G_GINT64_FORMAT ", \"mismatch\": \"%s\", \"skipped_share\": ",
-      qe_cache_mode_name (r->mode), r->n_prompt, r->n_new, r->n_reused, r->n_shared,
-      r->n_restored_host, r->n_restored_disk, r->n_on_host, r->n_recomputed, r->first_mismatch,
-      qe_mismatch_name (r->mismatch));
-  cli_json_append_number (json, r->skipped_share, 4);
-  g_string_append_c (json, '}');
 }

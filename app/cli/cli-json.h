@@ -1,4 +1,4 @@
-/* cli-json.h: JSON in and out with strings that know their length.
+/* cli-json.h: JSON in with strings that know their length; out by quire-json-text.h and quire-receipt.h.
  *
  * json-glib hands out C strings, so text after an escaped NUL would be cut in silence. The two shapes that quire-cli
  * reads (an array of strings, an array of messages) are few enough to read exactly. Errors name line and column. */
@@ -21,10 +21,5 @@ void cli_message_free (CliMessage *message);
 /* [{"role": ..., "content": ...}, ...] or {"messages": [...]}. Other members are refused, so that nothing the writer
  * meant is dropped. (element-type CliMessage): owned. */
 GPtrArray *cli_json_read_messages (const char *name, const char *json, gsize n, GError **error);
-
-/* Output, beside quire_json_add_string(). NaN and infinities become null. */
-void cli_json_append_number (GString *json, double value, int n_decimals);
-/* Where a turn's tokens came from: an object. */
-void cli_json_append_receipt (GString *json, const qe_receipt *receipt);
 
 G_END_DECLS

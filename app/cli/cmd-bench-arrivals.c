@@ -400,7 +400,7 @@ append_trial (GString *json, const Trial *t)
   for (gsize i = 0; i < G_N_ELEMENTS (figures); i++)
     {
       g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "{", figures[i].name);
-      cli_json_append_number (json, figures[i].value, 3);
+      quire_json_add_number (json, figures[i].value, 3);
     }
   g_string_append_printf (json,
                           ", \"done\": %u, \"failed\": %u, \"late\": %u, \"in_flight_max\": %u, "
@@ -433,11 +433,11 @@ form_json (const Arrivals *a, double low, double high)
   if (o->find_rate)
     {
       g_string_append (json, ", \"bound_p99_ms\": ");
-      cli_json_append_number (json, o->p99_ms, 3);
+      quire_json_add_number (json, o->p99_ms, 3);
       g_string_append (json, ", \"rate_held\": ");
-      cli_json_append_number (json, low > 0 ? low : NAN, 3);
+      quire_json_add_number (json, low > 0 ? low : NAN, 3);
       g_string_append (json, ", \"rate_not_held\": ");
-      cli_json_append_number (json, high > 0 ? high : NAN, 3);
+      quire_json_add_number (json, high > 0 ? high : NAN, 3);
     }
   g_string_append (json, ", \"first_failure\": ");
   if (a->first_failure != NULL)

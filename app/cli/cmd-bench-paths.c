@@ -208,7 +208,7 @@ report (const Paths *p)
                 printf ("  %s %9.3f ms", qe_host_path_name ((qe_host_path)path), kind->ms[i][path]);
               g_string_append_printf (json,
                                       ", \"%s_ms\": ", qe_host_path_name ((qe_host_path)path));
-              cli_json_append_number (json, kind->ms[i][path], 4);
+              quire_json_add_number (json, kind->ms[i][path], 4);
             }
           if (!p->options->json)
             putchar ('\n');

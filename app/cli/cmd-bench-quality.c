@@ -355,7 +355,7 @@ append_number (GString *line, const char *name, double value, int n_decimals, gb
   else
     g_string_append_c (line, ',');
   if (json || !isnan (value))
-    cli_json_append_number (line, value, n_decimals);
+    quire_json_add_number (line, value, n_decimals);
 }
 
 static void

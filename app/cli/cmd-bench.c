@@ -197,18 +197,18 @@ report_depth (const Bench *bench, uint32_t depth, const Figures *f, gboolean fir
       "%s{\"depth\": %u, \"synthetic\": %s, \"on_host\": %u, \"prompt\": {\"n\": "
       "%d, \"ttft_ms\": ",
       first ? "" : ", ", depth, filled ? "true" : "false", f->n_on_host, bench->options->prompt);
-  cli_json_append_number (json, f->first_token_ms, 3);
+  quire_json_add_number (json, f->first_token_ms, 3);
   g_string_append (json, ", \"tokens_per_s\": ");
-  cli_json_append_number (json, f->prefill_tokens_per_s, 2);
+  quire_json_add_number (json, f->prefill_tokens_per_s, 2);
   g_string_append_printf (json,
                           "}, \"decode\": {\"n\": %d, \"ms_per_token\": ", bench->options->gen);
-  cli_json_append_number (json, f->ms_per_token, 4);
+  quire_json_add_number (json, f->ms_per_token, 4);
   g_string_append (json, ", \"tokens_per_s\": ");
-  cli_json_append_number (json, f->ms_per_token > 0 ? 1000 / f->ms_per_token : 0, 2);
+  quire_json_add_number (json, f->ms_per_token > 0 ? 1000 / f->ms_per_token : 0, 2);
   g_string_append (json, ", \"gb_per_s\": ");
-  cli_json_append_number (json, weights_per_s / 1e9, 3);
+  quire_json_add_number (json, weights_per_s / 1e9, 3);
   g_string_append (json, ", \"bandwidth_share\": ");
-  cli_json_append_number (json, share, 4);
+  quire_json_add_number (json, share, 4);
   g_string_append (json, "}}");
 }
 
@@ -235,7 +235,7 @@ run_turns (Bench *bench, GString *json, GError **error)
       g_string_append_printf (json,
                               "%s{\"new\": %u, \"reused\": %u, \"ttft_ms\": ", i > 0 ? ", " : "",
                               f.n_new, f.n_reused);
-      cli_json_append_number (json, f.first_token_ms, 3);
+      quire_json_add_number (json, f.first_token_ms, 3);
       g_string_append_c (json, '}');
     }
   g_string_append_c (json, ']');
@@ -291,7 +291,7 @@ run_cold (Bench *bench, GString *json, GError **error)
       if (!bench->options->json)
         printf ("cold prompt of %6u  first token %9.2f ms\n", n, f.first_token_ms);
       g_string_append_printf (json, "%s{\"n\": %u, \"ttft_ms\": ", i > 0 ? ", " : "", n);
-      cli_json_append_number (json, f.first_token_ms, 3);
+      quire_json_add_number (json, f.first_token_ms, 3);
       g_string_append_c (json, '}');
     }
   g_string_append_c (json, ']');
@@ -315,13 +315,13 @@ run_end_to_end (Bench *bench, GString *json, GError **error)
                 sampled ? "sampled" : "greedy ", f.wall_ms);
       g_string_append_printf (json, "%s{\"prompt\": %d, \"gen\": %d, \"temperature\": ",
                               sampled ? ", " : "", o->prompt, o->e2e);
-      cli_json_append_number (json, sampled ? o->temperature : 0, 3);
+      quire_json_add_number (json, sampled ? o->temperature : 0, 3);
       g_string_append (json, ", \"top_p\": ");
-      cli_json_append_number (json, sampled ? o->top_p : 1, 3);
+      quire_json_add_number (json, sampled ? o->top_p : 1, 3);
       g_string_append (json, ", \"ms\": ");
-      cli_json_append_number (json, f.wall_ms, 3);
+      quire_json_add_number (json, f.wall_ms, 3);
       g_string_append (json, ", \"ms_per_token\": ");
-      cli_json_append_number (json, f.ms_per_token, 4);
+      quire_json_add_number (json, f.ms_per_token, 4);
       g_string_append_c (json, '}');
     }
   g_string_append_c (json, ']');
@@ -458,7 +458,7 @@ run_batches (Bench *bench, GString *json, GError **error)
                 rate > 0 ? 1000 * n / rate : 0);
       g_string_append_printf (json, "%s{\"n\": %u, \"depth\": %d, \"gen\": %d, \"tokens_per_s\": ",
                               i > 0 ? ", " : "", n, o->batch_depth, o->gen);
-      cli_json_append_number (json, rate, 2);
+      quire_json_add_number (json, rate, 2);
       g_string_append_c (json, '}');
     }
   g_string_append_c (json, ']');
@@ -525,19 +525,19 @@ report_start (const Bench *bench, GString *json)
     }
   quire_json_add_string (json, bench->info->name, -1);
   g_string_append (json, ", \"machine\": {\"read_gb_per_s\": ");
-  cli_json_append_number (json, bench->read_bytes_per_s / 1e9, 3);
+  quire_json_add_number (json, bench->read_bytes_per_s / 1e9, 3);
   g_string_append (json, ", \"f32_gflops\": ");
-  cli_json_append_number (json, bench->flops / 1e9, 2);
+  quire_json_add_number (json, bench->flops / 1e9, 2);
   g_string_append_printf (json, "}, \"repeats\": %d, \"weight_bytes\": %" G_GUINT64_FORMAT,
                           o->repeats, bench->info->weight_bytes);
   g_string_append_printf (json, ", \"kv_bytes_per_token\": %" G_GUINT64_FORMAT,
                           bench->info->kv_bytes_per_token);
   g_string_append (json, ", \"load\": {\"first_s\": ");
-  cli_json_append_number (json, bench->load_s, 3);
+  quire_json_add_number (json, bench->load_s, 3);
   if (o->reload)
     {
       g_string_append (json, ", \"again_s\": ");
-      cli_json_append_number (json, bench->reload_s, 3);
+      quire_json_add_number (json, bench->reload_s, 3);
     }
   g_string_append_c (json, '}');
 }

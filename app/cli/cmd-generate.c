@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "app/cli/cli-json.h"
+#include "app/quire-receipt.h"
 
 typedef struct
 {
@@ -135,7 +136,7 @@ append_token (GString *json, const qe_tokenizer *tokenizer, uint32_t id, float l
   for (gsize i = 0; i < n; i++)
     g_string_append_printf (json, "%s%u", i > 0 ? ", " : "", (guchar)bytes[i]);
   g_string_append (json, "], \"logprob\": ");
-  cli_json_append_number (json, (double)logprob, 6);
+  quire_json_add_number (json, (double)logprob, 6);
 }
 
 static void
@@ -177,31 +178,13 @@ print_json (const CliReply *reply, const qe_model_info *info, qe_engine *engine,
     g_string_append_printf (json, "%s%u", i > 0 ? ", " : "",
                             g_array_index (reply->ids, uint32_t, i));
   g_string_append_printf (
-      json,
-      "], \"finish_reason\": \"%s\", \"seed\": %" G_GUINT64_FORMAT
-      ", \"usage\": {\"prompt_tokens\": %u, \"completion_tokens\": %u, "
-      "\"total_tokens\": %u, \"prompt_tokens_details\": {\"cached_tokens\": %u}}, "
-      "\"timings\": {",
-      qe_finish_name (reply->finish), r->seed, r->n_prompt, r->n_generated,
-      r->n_prompt + r->n_generated, r->n_reused);
-  const struct
-  {
-    const char *name;
-    double value;
-  } times[] = { { "queue_ms", r->queue_ms },
-                { "first_token_ms", r->first_token_ms },
-                { "prefill_ms", r->prefill_ms },
-                { "decode_ms", r->decode_ms },
-                { "prefill_tokens_per_s", r->prefill_tokens_per_s },
-                { "decode_tokens_per_s", r->decode_tokens_per_s },
-                { "restore_ms", r->restore_ms } };
-  for (gsize i = 0; i < G_N_ELEMENTS (times); i++)
-    {
-      g_string_append_printf (json, "%s\"%s\": ", i > 0 ? ", " : "", times[i].name);
-      cli_json_append_number (json, times[i].value, 3);
-    }
-  g_string_append (json, "}, \"cache\": ");
-  cli_json_append_receipt (json, r);
+      json, "], \"finish_reason\": \"%s\", \"seed\": %" G_GUINT64_FORMAT ", \"usage\": ",
+      qe_finish_name (reply->finish), r->seed);
+  quire_receipt_add_usage (json, r->n_prompt, r->n_generated, r->n_reused);
+  g_string_append (json, ", \"timings\": ");
+  quire_receipt_add_timings (json, r);
+  g_string_append (json, ", \"cache\": ");
+  quire_receipt_add_cache (json, r);
   if (logprobs)
     append_logprobs (json, reply, engine);
   g_string_append_c (json, '}');

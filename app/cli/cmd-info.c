@@ -261,9 +261,9 @@ append_model (GString *json, const qe_model_info *m)
       m->head_dim, m->hidden, m->ffn, m->vocab, m->context_max,
       m->tied_embeddings ? "true" : "false", m->has_thinking ? "true" : "false");
   g_string_append (json, ", \"temperature\": ");
-  cli_json_append_number (json, m->temperature, 4);
+  quire_json_add_number (json, m->temperature, 4);
   g_string_append (json, ", \"top_p\": ");
-  cli_json_append_number (json, m->top_p, 4);
+  quire_json_add_number (json, m->top_p, 4);
   g_string_append_printf (json, ", \"top_k\": %u}", m->top_k);
 }
 

@@ -88,9 +88,9 @@ print_top (const Options *o, const float *logits, uint32_t vocab, uint32_t n_ids
       if (!o->json)
         printf ("%8u  %10.4f  %9.4f  %s\n", id, logits[id], logits[id] - log_sum, quoted->str);
       g_string_append_printf (json, "%s{\"id\": %u, \"logit\": ", i > 0 ? ", " : "", id);
-      cli_json_append_number (json, logits[id], 6);
+      quire_json_add_number (json, logits[id], 6);
       g_string_append (json, ", \"logprob\": ");
-      cli_json_append_number (json, logits[id] - log_sum, 6);
+      quire_json_add_number (json, logits[id] - log_sum, 6);
       g_string_append_printf (json, ", \"text\": %s}", quoted->str);
     }
   if (o->json)

@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "app/quire-receipt.h"
 #include "app/quire-thinking.h"
 #include "app/server/server-calls.h"
 
@@ -97,45 +98,19 @@ add_usage (const Job *job, GString *out)
 
   for (guint i = 0; i < job->r.n; i++)
     generated += job->outs[i].receipt.n_generated;
-  g_string_append_printf (out,
-                          "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%" G_GUINT64_FORMAT
-                          ",\"total_tokens\":%" G_GUINT64_FORMAT
-                          ",\"prompt_tokens_details\":{\"cached_tokens\":%u}}",
-                          first->n_prompt, generated, first->n_prompt + generated, first->n_reused);
+  g_string_append (out, "\"usage\":");
+  quire_receipt_add_usage (out, first->n_prompt, generated, first->n_reused);
 }
 
 /* What the engine measured, and where the prompt's tokens came from. */
 static void
 add_receipt (GString *out, const qe_receipt *r)
 {
-  const struct
-  {
-    const char *name;
-    double value;
-  } times[] = { { "queue_ms", r->queue_ms },
-                { "first_token_ms", r->first_token_ms },
-                { "prefill_ms", r->prefill_ms },
-                { "decode_ms", r->decode_ms },
-                { "restore_ms", r->restore_ms },
-                { "prefill_tokens_per_s", r->prefill_tokens_per_s },
-                { "decode_tokens_per_s", r->decode_tokens_per_s } };
-
-  g_string_append (out, "\"timings\":{");
-  for (guint i = 0; i < G_N_ELEMENTS (times); i++)
-    {
-      g_string_append_printf (out, "%s\"%s\":", i > 0 ? "," : "", times[i].name);
-      srv_json_add_number (out, (double)(gint64)(times[i].value * 1000 + 0.5) / 1000);
-    }
-  g_string_append_printf (
-      out,
-      "},\"cache\":{\"mode\":\"%s\",\"prompt\":%u,\"new\":%u,\"reused\":%u,\"shared\":%u,"
-      "\"restored_host\":%u,\"restored_disk\":%u,\"on_host\":%u,\"recomputed\":%u,"
-      "\"first_mismatch\":%" G_GINT64_FORMAT ",\"mismatch\":\"%s\",\"skipped_share\":",
-      qe_cache_mode_name (r->mode), r->n_prompt, r->n_new, r->n_reused, r->n_shared,
-      r->n_restored_host, r->n_restored_disk, r->n_on_host, r->n_recomputed, r->first_mismatch,
-      qe_mismatch_name (r->mismatch));
-  srv_json_add_number (out, (double)(gint64)(r->skipped_share * 10000 + 0.5) / 10000);
-  g_string_append_printf (out, "},\"seed\":%" G_GUINT64_FORMAT, r->seed);
+  g_string_append (out, "\"timings\":");
+  quire_receipt_add_timings (out, r);
+  g_string_append (out, ",\"cache\":");
+  quire_receipt_add_cache (out, r);
+  g_string_append_printf (out, ",\"seed\":%" G_GUINT64_FORMAT, r->seed);
 }
 
 /* Bytes at the end of an open thought that may be the beginning of its closing tag. */

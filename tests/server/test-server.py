@@ -58,6 +58,7 @@ def greedy_answers_equal_the_command_line():
         assert a["usage"]["total_tokens"] == a["usage"]["prompt_tokens"] + a["usage"]["completion_tokens"]
         assert ("think" in text) == bool(thinking)
         assert a["model"] == MODEL_ID and a["object"] == "chat.completion"
+        assert all(set(a[part]) == set(cli[part]) for part in ("usage", "timings", "cache")), (a, cli)
         assert a["timings"]["first_token_ms"] > 0 and a["cache"]["prompt"] == a["usage"]["prompt_tokens"]
 
 
