@@ -47,6 +47,13 @@ qe_constraint *qe_constraint_new_tool_call_or_text(
     return self;
 }
 
+qe_constraint *qe_constraint_new_tool_call_or_json(
+    const char *tools, gssize n_tools, bool parallel, const char *schema, gssize n_schema, GError **error)
+{
+    return take(qe_schema_tools_or_json_to_grammar(
+        tools, length(tools, n_tools), parallel, schema, schema ? length(schema, n_schema) : 0, error));
+}
+
 qe_constraint *qe_constraint_new_no_tool_call(void)
 {
     qe_constraint *self = g_new0(qe_constraint, 1);

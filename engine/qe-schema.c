@@ -661,20 +661,30 @@ static bool check_size(const char *label, gsize n_bytes, GError **error)
     return false;
 }
 
-qe_grammar *qe_schema_to_grammar(const char *schema, gsize n_bytes, GError **error)
+/* JSON that @schema allows, into @grammar. */
+static uint32_t add_schema(qe_grammar *grammar, const char *schema, gsize n_bytes, GError **error)
 {
     static const char label[] = "JSON schema";
     if (!check_size(label, n_bytes, error))
-        return NULL;
+        return QE_GRAMMAR_NONE;
     JsonObject *object = qe_json_parse(label, schema, n_bytes, QE_JSON_DEFAULT, error);
     if (!object)
-        return NULL;
+        return QE_GRAMMAR_NONE;
     g_autoptr(JsonNode) root = take_object(object);
+    return compile_document(grammar, root, label, error);
+}
+
+/* @grammar, whose root is @node, or NULL. */
+static qe_grammar *finish(qe_grammar *grammar, uint32_t node, GError **error)
+{
+    return node != QE_GRAMMAR_NONE && qe_grammar_finish(grammar, node, error) ? qe_grammar_ref(grammar)
+                                                                              : NULL;
+}
+
+qe_grammar *qe_schema_to_grammar(const char *schema, gsize n_bytes, GError **error)
+{
     g_autoptr(qe_grammar) grammar = qe_grammar_new();
-    uint32_t node = compile_document(grammar, root, label, error);
-    if (node == QE_GRAMMAR_NONE || !qe_grammar_finish(grammar, node, error))
-        return NULL;
-    return g_steal_pointer(&grammar);
+    return finish(grammar, add_schema(grammar, schema, n_bytes, error), error);
 }
 
 /* ---- Tool calls ---- */
@@ -780,35 +790,53 @@ static uint32_t wrap_calls(qe_grammar *grammar, const GArray *calls, bool parall
     return whole;
 }
 
-qe_grammar *qe_schema_tools_to_grammar(
-    const char *tools, gsize n_bytes, const char *name, bool parallel, GError **error)
+/* Calls of @tools, into @grammar. */
+static uint32_t add_tools(
+    qe_grammar *grammar, const char *tools, gsize n_bytes, const char *name, bool parallel, GError **error)
 {
     if (!check_size("tools", n_bytes, error))
-        return NULL;
+        return QE_GRAMMAR_NONE;
     g_autoptr(GString) text = g_string_new("{\"tools\":");
     g_string_append_len(text, tools, (gssize)n_bytes);
     g_string_append_c(text, '}');
     g_autoptr(JsonObject) object = qe_json_parse("tools", text->str, text->len, QE_JSON_DEFAULT, error);
     if (!object)
-        return NULL;
+        return QE_GRAMMAR_NONE;
     JsonNode *node = json_object_get_member(object, "tools");
     if (!node || !JSON_NODE_HOLDS_ARRAY(node) || json_object_get_size(object) != 1) {
         g_set_error(error, QE_ERROR, QE_ERROR_FORMAT, "tools must be a list");
-        return NULL;
+        return QE_GRAMMAR_NONE;
     }
-    g_autoptr(qe_grammar) grammar = qe_grammar_new();
     g_autoptr(GArray) calls = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     JsonArray *array = json_node_get_array(node);
     for (guint i = 0; i < json_array_get_length(array); i++) {
         if (!compile_tool(grammar, json_array_get_element(array, i), name, i, calls, error))
-            return NULL;
+            return QE_GRAMMAR_NONE;
     }
     if (calls->len == 0) {
         g_set_error(error, QE_ERROR, QE_ERROR_NOT_FOUND,
             name ? "There is no tool named %s" : "There are no tools%s", name ? name : "");
-        return NULL;
+        return QE_GRAMMAR_NONE;
     }
-    if (!qe_grammar_finish(grammar, wrap_calls(grammar, calls, parallel), error))
-        return NULL;
-    return g_steal_pointer(&grammar);
+    return wrap_calls(grammar, calls, parallel);
+}
+
+qe_grammar *qe_schema_tools_to_grammar(
+    const char *tools, gsize n_bytes, const char *name, bool parallel, GError **error)
+{
+    g_autoptr(qe_grammar) grammar = qe_grammar_new();
+    return finish(grammar, add_tools(grammar, tools, n_bytes, name, parallel, error), error);
+}
+
+qe_grammar *qe_schema_tools_or_json_to_grammar(
+    const char *tools, gsize n_tools, bool parallel, const char *schema, gsize n_schema, GError **error)
+{
+    g_autoptr(qe_grammar) grammar = qe_grammar_new();
+    uint32_t json = schema ? add_schema(grammar, schema, n_schema, error) : (uint32_t)QE_NODE_ANY_OBJECT;
+    uint32_t calls =
+        json != QE_GRAMMAR_NONE ? add_tools(grammar, tools, n_tools, NULL, parallel, error) : QE_GRAMMAR_NONE;
+    uint32_t either[] = {json, calls};
+    return finish(grammar,
+        calls != QE_GRAMMAR_NONE ? qe_grammar_add_choice(grammar, either, G_N_ELEMENTS(either)) : calls,
+        error);
 }

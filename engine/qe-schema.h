@@ -34,5 +34,8 @@ qe_grammar *qe_schema_to_grammar(const char *schema, gsize n_bytes, GError **err
 /* See qe_constraint_new_tool_call(). */
 qe_grammar *qe_schema_tools_to_grammar(
     const char *tools, gsize n_bytes, const char *name, bool parallel, GError **error);
+/* See qe_constraint_new_tool_call_or_json(). */
+qe_grammar *qe_schema_tools_or_json_to_grammar(
+    const char *tools, gsize n_tools, bool parallel, const char *schema, gsize n_schema, GError **error);
 
 G_END_DECLS

@@ -350,6 +350,9 @@ qe_constraint *qe_constraint_new_tool_call(
  * behind them. Returns: owned. */
 qe_constraint *qe_constraint_new_tool_call_or_text(
     const char *tools, gssize n_bytes, bool parallel, GError **error);
+/* A reply that is JSON that @schema allows (NULL: any object), or calls as above, and nothing else. Returns: owned. */
+qe_constraint *qe_constraint_new_tool_call_or_json(
+    const char *tools, gssize n_tools, bool parallel, const char *schema, gssize n_schema, GError **error);
 /* A reply without the control token "<tool_call>". Returns: owned. */
 qe_constraint *qe_constraint_new_no_tool_call(void);
 qe_constraint *qe_constraint_ref(qe_constraint *self);

@@ -388,6 +388,7 @@ json_schema (SrvRequest *r, const SrvJson *format, SrvError *error)
   srv_json_write (text, schema);
   r->formats = TRUE;
   r->constraint = qe_constraint_new_json_schema (text->str, (gssize)text->len, &cause);
+  r->schema = g_string_free (g_steal_pointer (&text), FALSE);
   return r->constraint != NULL
          || srv_error_set (error, 400, "invalid_schema", "response_format", "response_format: %s",
                            cause->message);
@@ -904,8 +905,9 @@ srv_request_may_call (const SrvRequest *r)
 }
 
 /* What the tools allow the reply to be:
- *   auto       text, or text and calls: free until a call begins, which is bound by its function's schema
- *   required   calls from the first token on, of the named function or of any
+ *   auto       text, or text and calls: free until a call begins, which is bound by its function's schema; with a
+ *              response_format JSON of that format, or calls
+ *   required   calls from the first token on, of the named function or of any; a response_format has no text to bind
  *   none       no call; the prompt has the tools all the same, so that its pages are those of the turns that may call */
 static gboolean
 bind_tools (SrvRequest *r, SrvError *error)
@@ -917,11 +919,10 @@ bind_tools (SrvRequest *r, SrvError *error)
     return r->tool_choice != SRV_TOOLS_REQUIRED
            || srv_error_set (error, 400, "invalid_value", "tool_choice",
                              "tool_choice: there are no tools to call");
-  if (r->formats && r->tool_choice != SRV_TOOLS_NONE)
-    return unsupported ("response_format",
-                        "with tools only where “tool_choice” is “none”: a reply has one form",
-                        error);
-  if (r->tool_choice == SRV_TOOLS_AUTO)
+  if (r->tool_choice == SRV_TOOLS_AUTO && r->formats)
+    calls = qe_constraint_new_tool_call_or_json (r->tools, -1, r->parallel_tool_calls, r->schema,
+                                                 -1, &cause);
+  else if (r->tool_choice == SRV_TOOLS_AUTO)
     calls = qe_constraint_new_tool_call_or_text (r->tools, -1, r->parallel_tool_calls, &cause);
   else
     calls
@@ -935,7 +936,10 @@ bind_tools (SrvRequest *r, SrvError *error)
                             named ? "tool_choice" : "tools", "%s", cause->message);
     }
   if (r->tool_choice != SRV_TOOLS_NONE)
-    r->constraint = g_steal_pointer (&calls);
+    {
+      g_clear_pointer (&r->constraint, qe_constraint_unref);
+      r->constraint = g_steal_pointer (&calls);
+    }
   else if (!r->formats)
     r->constraint = qe_constraint_new_no_tool_call ();
   return TRUE;
@@ -1009,6 +1013,7 @@ srv_request_clear (SrvRequest *r)
   g_clear_pointer (&r->prompt, g_free);
   g_clear_pointer (&r->model, g_free);
   g_clear_pointer (&r->tools, g_free);
+  g_clear_pointer (&r->schema, g_free);
   g_clear_pointer (&r->tool_name, g_free);
   g_clear_pointer (&r->session, g_free);
 }

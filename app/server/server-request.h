@@ -55,6 +55,7 @@ typedef struct
   char *tool_name; /* with SRV_TOOLS_REQUIRED: of this one; NULL: of any */
   gboolean parallel_tool_calls;
   gboolean formats; /* response_format demands JSON */
+  char *schema;     /* of this schema; NULL: any object */
   guint n;
   gboolean stream, include_usage, progress;
   gboolean use_cache;

@@ -549,6 +549,35 @@ static void test_tools(void)
     g_assert_error(error, QE_ERROR, QE_ERROR_NOT_FOUND);
 }
 
+/* JSON of a schema, or calls: one or the other. */
+static void test_tools_or_json(void)
+{
+    static const char schema[] =
+        "{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1,2]}},\"required\":[\"a\"],"
+        "\"additionalProperties\":false}";
+    static const char now[] = "<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+    uint32_t id;
+    g_autoptr(qe_grammar) either =
+        qe_schema_tools_or_json_to_grammar(TOOLS, strlen(TOOLS), false, schema, strlen(schema), NULL);
+    g_autoptr(qe_grammar) any =
+        qe_schema_tools_or_json_to_grammar(TOOLS, strlen(TOOLS), false, NULL, 0, NULL);
+    g_assert_true(either && any);
+    g_assert_true(accepts(either, "{\"a\": 1}") && accepts(any, "{\"b\": [1]}"));
+    g_assert_false(accepts(either, "{\"a\": 3}") || accepts(either, "") || accepts(any, "[]"));
+    if (!qe_tokenizer_find(vocab->tokenizer, "<tool_call>", &id)) {
+        g_autofree char *both = g_strconcat("{\"a\": 1}", now, NULL);
+        g_assert_true(accepts(either, now) && accepts(any, now));
+        g_assert_false(accepts(either, both));
+    }
+    g_autoptr(GError) error = NULL;
+    g_assert_null(
+        qe_schema_tools_or_json_to_grammar(TOOLS, strlen(TOOLS), false, "{\"minimum\":1}", 13, &error));
+    g_assert_error(error, QE_ERROR, QE_ERROR_UNSUPPORTED);
+    g_clear_error(&error);
+    g_assert_null(qe_schema_tools_or_json_to_grammar("[]", 2, false, NULL, 0, &error));
+    g_assert_error(error, QE_ERROR, QE_ERROR_NOT_FOUND);
+}
+
 /* A function that is not strict and whose schema is not known takes any object. */
 static void test_tools_not_strict(void)
 {
@@ -743,6 +772,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/constraint/masks", test_masks);
     g_test_add_func("/engine/constraint/qwen-masks", test_qwen_masks);
     g_test_add_func("/engine/constraint/tools", test_tools);
+    g_test_add_func("/engine/constraint/tools-or-json", test_tools_or_json);
     g_test_add_func("/engine/constraint/tools-not-strict", test_tools_not_strict);
     g_test_add_func("/engine/constraint/watch", test_watch);
     g_test_add_func("/engine/constraint/replies", test_replies);

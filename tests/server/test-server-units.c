@@ -257,7 +257,9 @@ static void test_request_tools(void)
         {"{" USER "," TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}}",
             "tool_choice"},
         {"{" USER "," TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\"}}", "tool_choice"},
-        {"{" USER "," TOOLS ",\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
+        {"{" USER "," TOOLS
+         ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"minimum\":1}}}}",
+            "response_format"},
         {"{" USER ",\"tools\":[{}]}", "tools"},
         {"{" USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":true}}]}",
             "tools"},
