@@ -200,8 +200,7 @@ dup_cost (QuireModelRow *self)
   guint n_chats;
   gboolean running;
   guint64 n_tokens = count_open (self, &n_chats, &running);
-  g_autofree char *name = NULL, *reads = NULL;
-  GString *text;
+  g_autofree char *name = NULL, *reads = NULL, *unloaded = NULL, *chats = NULL, *both = NULL;
 
   if (status->model == NULL || n_tokens == 0 || quire_model_row_is_current (self))
     return NULL;
@@ -209,19 +208,16 @@ dup_cost (QuireModelRow *self)
   reads = quire_reading_speed_format (
       (guint)MIN (n_tokens, G_MAXUINT),
       quire_reading_speed_get (self->client, facts != NULL ? facts->info : NULL));
-  text = g_string_new (NULL);
   /* Translators: the name of the model that is loaded now. */
-  g_string_append_printf (text, _ ("%s is unloaded."), name);
-  g_string_append_c (text, ' ');
+  unloaded = g_strdup_printf (_ ("%s is unloaded."), name);
   /* Translators: the last is "reads 16,512 tokens, about 4 s". */
-  g_string_append_printf (
-      text,
+  chats = g_strdup_printf (
       ngettext ("%u open chat was written with it. Going on with it here %s.",
                 "%u open chats were written with it. Going on with them here %s.", n_chats),
       n_chats, reads);
-  if (running)
-    g_string_append_printf (text, " %s", _ ("The reply that runs is stopped."));
-  return g_string_free (text, FALSE);
+  both = quire_format_sentences (unloaded, chats);
+  return running ? quire_format_sentences (both, _ ("The reply that runs is stopped."))
+                 : g_steal_pointer (&both);
 }
 
 static void
