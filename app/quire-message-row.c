@@ -287,7 +287,7 @@ error_words (QuireMessage *message, const char **button, const char **action)
   switch (quire_message_get_reply (message)->error_code)
     {
     case QE_ERROR_DEVICE_LOST:
-      *button = _ ("Reload Model");
+      *button = _ ("Try Again"); /* loads the model first where that is needed */
       *action = "chat.recover";
       break;
     case QE_ERROR_NO_MEMORY:
