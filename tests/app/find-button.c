@@ -4,6 +4,8 @@
 #include <gtk/gtk.h>
 #include <signal.h>
 
+#include "app/quire-figures.h"
+
 /* @x, @y: of @root in its surface, which has no other place than the screen's corner here. */
 static void add(GtkWidget *widget, GtkWidget *root, double x, double y, GString *out)
 {
@@ -21,6 +23,11 @@ static void add(GtkWidget *widget, GtkWidget *root, double x, double y, GString 
             gtk_actionable_get_action_name(GTK_ACTIONABLE(widget)), (int)(x + at.x), (int)(y + at.y));
     if (GTK_IS_LABEL(widget))
         g_string_append_printf(out, "label %s\n", gtk_label_get_text(GTK_LABEL(widget)));
+    if (QUIRE_IS_FIGURES(widget)) {
+        g_autofree char *line = g_strjoinv(" · ", (char **)quire_figures_get(QUIRE_FIGURES(widget)));
+
+        g_string_append_printf(out, "label %s\n", line);
+    }
     for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL;
          child = gtk_widget_get_next_sibling(child))
         add(child, root, x, y, out);

@@ -8,7 +8,7 @@ import sys
 import time
 
 DONE, STOPPED, FAILED, INTERRUPTED = 4, 7, 8, 9  # QuireReplyState
-LIMIT_S = 240  # only a hang reaches it
+LIMIT_S = 120  # only a hang reaches it
 n_checks = n_bad = 0
 
 
