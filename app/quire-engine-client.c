@@ -111,7 +111,8 @@ quire_engine_client_get_plan (QuireEngineClient *self)
   qe_memory_plan *plan = self->machine != NULL ? self->machine->plan : NULL;
   const qe_snapshot *snapshot = self->snapshot;
 
-  if (plan == NULL || snapshot == NULL || !quire_engine_client_is_ready (self))
+  if (plan == NULL || snapshot == NULL || !quire_engine_client_is_ready (self)
+      || snapshot->page_bytes == 0) /* it is of before the load */
     return NULL;
   /* The plan was made beside the loaded model, which takes what it counts as free: the limits are the engine's own. */
   plan->on_device = snapshot->device.memory_total > 0;
@@ -124,9 +125,14 @@ quire_engine_client_get_plan (QuireEngineClient *self)
     }
   else
     {
-      plan->kv = snapshot->tiers[QE_TIER_HOST].bytes_max;
-      plan->host_kv = 0;
+      /* Both are one tier in the snapshot; here host memory beside the cache is what was asked for, no more. */
+      guint64 all = snapshot->tiers[QE_TIER_HOST].bytes_max, wanted = self->options.host_bytes_max;
+
+      plan->host_kv = wanted > 1 ? MIN (wanted / plan->page_bytes * plan->page_bytes, all) : 0;
+      plan->kv = all - plan->host_kv;
     }
+  plan->kv_tokens = plan->kv / plan->page_bytes * 16;
+  plan->host_kv_tokens = plan->host_kv / plan->page_bytes * 16;
   return plan;
 }
 

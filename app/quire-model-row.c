@@ -119,13 +119,7 @@ dup_fit (QuireModelRow *self, const QuireModelFacts *facts, RowState state)
   g_autofree char *fit = NULL;
 
   if (live != NULL)
-    {
-      qe_memory_plan now = *live;
-
-      now.kv_tokens = now.page_bytes > 0 ? now.kv / now.page_bytes * 16 : 0;
-      now.host_kv_tokens = now.page_bytes > 0 ? now.host_kv / now.page_bytes * 16 : 0;
-      return quire_model_format_fit (&now);
-    }
+    return quire_model_format_fit (live);
   if (facts->plan == NULL)
     return g_strdup ("");
   fit = quire_model_format_fit (facts->plan);

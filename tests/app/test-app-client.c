@@ -3,6 +3,7 @@
 
 #include "app/quire-cache-modes.h"
 #include "app/quire-conversation.h"
+#include "app/quire-engine-client.h"
 #include "app/quire-format.h"
 #include "app/quire-layout.h"
 #include "app/quire-thinking.h"
@@ -281,6 +282,51 @@ static void test_cost(void)
     g_assert_cmpint(quire_cache_choice_resolve(QUIRE_CACHE_AUTO, &plan), ==, QE_CACHE_SESSION);
 }
 
+/* ---- With an engine ---- */
+
+static gboolean wake_cb(gpointer data)
+{
+    return G_SOURCE_CONTINUE; /* the loop looks again though nothing happened */
+}
+
+/* On the CPU the memory beside the cache is what was asked for; "Automatic" follows it as the engine's does. */
+static void test_plan(void)
+{
+    const guint64 mib = 1 << 20;
+    guint tick = g_timeout_add(20, wake_cb, NULL);
+
+    for (guint64 host = 0; host <= 24 * mib; host += 24 * mib) {
+        g_autoptr(QuireEngineClient) client = quire_engine_client_new();
+        g_autoptr(GError) error = NULL;
+        qe_engine_options options = {
+            .backend = "cpu", .n_threads = 1, .kv_bytes_max = 16 * mib, .host_bytes_max = host};
+        const qe_memory_plan *plan;
+        const qe_snapshot *snapshot;
+        const qe_session_view *session = NULL;
+        qe_session_options session_options;
+        qe_session_id id;
+
+        g_assert_true(quire_engine_client_start(client, &options, &error));
+        g_assert_no_error(error);
+        quire_engine_client_load(client, g_getenv("QUIRE_TEST_MODEL"));
+        while ((plan = quire_engine_client_get_plan(client)) == NULL)
+            g_main_context_iteration(NULL, TRUE);
+        snapshot = quire_engine_client_get_snapshot(client);
+        g_assert_cmpuint(plan->host_kv, ==, host);
+        g_assert_cmpuint(plan->kv, ==, 16 * mib);
+        g_assert_cmpuint(plan->host_kv_tokens, ==, host / plan->page_bytes * 16);
+        g_assert_cmpuint(plan->kv + plan->host_kv, ==, snapshot->tiers[QE_TIER_HOST].bytes_max);
+        qe_session_options_init(&session_options);
+        id = quire_engine_client_open_session(client, &session_options, &error);
+        g_assert_no_error(error);
+        while ((session = quire_engine_client_find_session(client, id)) == NULL)
+            g_main_context_iteration(NULL, TRUE);
+        g_assert_cmpint(quire_cache_choice_resolve(QUIRE_CACHE_AUTO, plan), ==, session->mode);
+        g_assert_cmpint(session->mode, ==, host > 0 ? QE_CACHE_TIERED : QE_CACHE_SESSION);
+    }
+    g_source_remove(tick);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -292,5 +338,6 @@ int main(int argc, char **argv)
     g_test_add_func("/app/message/receipt", test_receipt);
     g_test_add_func("/app/cache-modes/choices", test_choices);
     g_test_add_func("/app/cache-modes/cost", test_cost);
+    g_test_add_func("/app/engine-client/plan", test_plan);
     return g_test_run();
 }
