@@ -19,6 +19,7 @@
 #endif
 #include "app/quire-settings.h"
 #include "app/quire-window.h"
+#include "app/quire-words.h"
 
 struct _QuireApplication
 {
@@ -96,7 +97,7 @@ start_engine (QuireApplication *self)
   self->applied = dup_engine_settings ();
   quire_settings_get_engine (self->backend, &settings);
   if (!quire_engine_client_start (self->client, &settings.options, &error))
-    show_error (self, error->message);
+    show_error (self, quire_words (error->message));
   quire_engine_settings_clear (&settings);
 }
 
@@ -149,7 +150,7 @@ chosen_cb (GObject *source, GAsyncResult *result, gpointer user_data)
     }
   else if (QUIRE_IS_WINDOW (choice->window)
            && gtk_widget_get_realized (GTK_WIDGET (choice->window)))
-    quire_window_show_model_error (QUIRE_WINDOW (choice->window), error->message);
+    quire_window_show_model_error (QUIRE_WINDOW (choice->window), quire_words (error->message));
 
   g_object_unref (choice->window);
   g_object_unref (choice->application);

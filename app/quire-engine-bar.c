@@ -11,6 +11,7 @@
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 #include "app/quire-versions.h"
+#include "app/quire-words.h"
 
 #define LOADING_AFTER_MS 400
 
@@ -123,8 +124,8 @@ cpu_reason (QuireEngineBar *self, const qe_engine_status *status)
 static void
 show_cpu_note (QuireEngineBar *self, const char *reason)
 {
-  g_autofree char *text
-      = g_strdup_printf (_ ("Running on the CPU: %s"), quire_flatpak_gpu_reason (reason));
+  g_autofree char *text = g_strdup_printf (_ ("Running on the CPU: %s"),
+                                           quire_words (quire_flatpak_gpu_reason (reason)));
 
   show (self, GTK_MESSAGE_OTHER, text, _ ("Why?"), "win.why-gpu", NULL, NULL);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), TRUE);
@@ -145,8 +146,8 @@ show_lost (QuireEngineBar *self, const qe_engine_status *status)
     show (self, GTK_MESSAGE_ERROR, _ ("The GPU was lost. The conversations are safe."),
           _ ("Reload Model"), "win.recover", NULL, NULL);
   else
-    show (self, GTK_MESSAGE_ERROR, status->error->message, _ ("Reload Model"), "win.recover",
-          memory ? _ ("Limits…") : NULL, memory ? "app.limits::gpu" : NULL);
+    show (self, GTK_MESSAGE_ERROR, quire_words (status->error->message), _ ("Reload Model"),
+          "win.recover", memory ? _ ("Limits…") : NULL, memory ? "app.limits::gpu" : NULL);
 }
 
 /* The model came back on the CPU. */
@@ -195,7 +196,8 @@ update (QuireEngineBar *self)
   else if (status->state == QE_ENGINE_RELEASED)
     show_released (self, status);
   else if (status->state == QE_ENGINE_FAILED && status->error != NULL)
-    show (self, GTK_MESSAGE_ERROR, status->error->message, _ ("Choose Model…"), "win.choose-model",
+    show (self, GTK_MESSAGE_ERROR, quire_words (status->error->message), _ ("Choose Model…"),
+          "win.choose-model",
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? _ ("Limits…")
                                                                         : _ ("Try Again"),
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? "app.limits::gpu"

@@ -10,6 +10,7 @@
 #include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-words.h"
 
 struct _QuireModelRow
 {
@@ -144,11 +145,11 @@ dup_subtitle (QuireModelRow *self, RowState state)
       rest = dup_loading (status);
       break;
     case STATE_FAILED:
-      return g_strdup (status->error != NULL ? status->error->message
+      return g_strdup (status->error != NULL ? quire_words (status->error->message)
                                              : _ ("It could not be loaded."));
     case STATE_RELEASED:
       if (status->state == QE_ENGINE_LOST && status->error != NULL)
-        return g_strdup (status->error->message);
+        return g_strdup (quire_words (status->error->message));
       rest = g_strdup (quire_engine_client_get_release_reason (self->client));
       break;
     case STATE_LOADED:
