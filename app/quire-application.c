@@ -19,6 +19,7 @@
 #endif
 #include "app/quire-settings.h"
 #include "app/quire-window.h"
+#include "app/quire-words.h"
 
 struct _QuireApplication
 {
@@ -37,6 +38,7 @@ struct _QuireApplication
   gboolean loaded;
   /* What is asked of the window before the history is there: an action of the application and its target, or NULL. */
   char *wanted, *wanted_target;
+  gboolean restart; /* once it has ended, it starts again in its place */
 };
 
 G_DEFINE_FINAL_TYPE (QuireApplication, quire_application, ADW_TYPE_APPLICATION)
@@ -95,7 +97,7 @@ start_engine (QuireApplication *self)
   self->applied = dup_engine_settings ();
   quire_settings_get_engine (self->backend, &settings);
   if (!quire_engine_client_start (self->client, &settings.options, &error))
-    show_error (self, error->message);
+    show_error (self, quire_words (error->message));
   quire_engine_settings_clear (&settings);
 }
 
@@ -148,7 +150,7 @@ chosen_cb (GObject *source, GAsyncResult *result, gpointer user_data)
     }
   else if (QUIRE_IS_WINDOW (choice->window)
            && gtk_widget_get_realized (GTK_WIDGET (choice->window)))
-    quire_window_show_model_error (QUIRE_WINDOW (choice->window), error->message);
+    quire_window_show_model_error (QUIRE_WINDOW (choice->window), quire_words (error->message));
 
   g_object_unref (choice->window);
   g_object_unref (choice->application);
@@ -231,6 +233,30 @@ quit_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
     if (QUIRE_IS_WINDOW (l->data))
       gtk_window_close (l->data);
   g_list_free_full (windows, g_object_unref);
+}
+
+static void
+restart_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
+{
+  QUIRE_APPLICATION (user_data)->restart = TRUE;
+  quit_action (NULL, NULL, user_data);
+  g_application_quit (user_data); /* whatever else would keep it running */
+}
+
+char **
+quire_application_dup_restart_args (QuireApplication *self, const char *program)
+{
+  g_autoptr (GPtrArray) args = g_ptr_array_new_with_free_func (g_free);
+
+  if (!self->restart)
+    return NULL;
+  g_ptr_array_add (args, g_strdup (program));
+  if (self->backend != NULL)
+    g_ptr_array_add (args, g_strconcat ("--backend=", self->backend, NULL));
+  if (self->model != NULL)
+    g_ptr_array_add (args, g_strconcat ("--model=", self->model, NULL));
+  g_ptr_array_add (args, NULL);
+  return (char **)g_ptr_array_free (g_steal_pointer (&args), FALSE);
 }
 
 static void
@@ -599,6 +625,7 @@ quire_application_init (QuireApplication *self)
   };
   const GActionEntry actions[] = {
     { "quit", quit_action, NULL, NULL, NULL, { 0 } },
+    { "restart", restart_action, NULL, NULL, NULL, { 0 } },
     { "new-window", new_window_action, NULL, NULL, NULL, { 0 } },
     { "new-chat", desktop_action, NULL, NULL, NULL, { 0 } },
     { "open-chat", desktop_action, "s", NULL, NULL, { 0 } },

@@ -32,5 +32,7 @@ void quire_application_load_model (QuireApplication *self, const char *dir);
 void quire_application_restart_engine (QuireApplication *self);
 /* The engine takes the settings of now: a running one where it can, else it begins anew. */
 void quire_application_apply_settings (QuireApplication *self);
+/* After the run: the command line of the same run, to start again with; NULL unless that was asked for. Returns: owned. */
+char **quire_application_dup_restart_args (QuireApplication *self, const char *program);
 
 G_END_DECLS

@@ -6,6 +6,8 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-words.h"
+
 #define LIST_HEIGHT_MAX_PX 440
 #define TEXT_CHARS 50
 #define TEXT_CHARS_MIN 26
@@ -83,7 +85,7 @@ use_clicked_cb (QuireCachePopover *self)
   if (quire_conversation_set_cache (self->conversation, selected (self), &error))
     gtk_popover_popdown (GTK_POPOVER (self));
   else
-    set_label (self->reason, error->message);
+    set_label (self->reason, quire_words (error->message));
 }
 
 void

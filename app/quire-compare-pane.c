@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "app/quire-format.h"
+#include "app/quire-words.h"
 
 #define TEXT_HEIGHT_PX 120
 #define STICK_PX 24
@@ -97,7 +98,7 @@ update_text (QuireComparePane *self, const QuireComparison *comparison)
 
   if (self->pane->error != NULL && text->len == 0)
     {
-      gtk_text_buffer_set_text (buffer, self->pane->error, -1);
+      gtk_text_buffer_set_text (buffer, quire_words (self->pane->error), -1);
       return;
     }
   if (text->len < self->n_shown)

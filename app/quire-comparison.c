@@ -374,6 +374,8 @@ quire_comparison_dup_verdict (const QuireComparison *self)
     {
       const QuirePane *b = quire_comparison_get_pane (self, i);
       g_autofree char *here = NULL, *there = NULL, *margin = NULL, *base_margin = NULL;
+      g_autofree char *differs = NULL, *both = NULL;
+      const char *why;
       guint at;
 
       if (quire_comparison_align (self, i, &at) != QUIRE_STREAM_DIFFERS)
@@ -386,21 +388,21 @@ quire_comparison_dup_verdict (const QuireComparison *self)
         g_string_append_c (out, '\n');
       /* Translators: mode, token number, token, margin between the two likeliest tokens; then token, mode and margin of the
        * first pane. */
-      g_string_append_printf (out,
-                              _ ("%s differs at token %u: %s (top-2 margin %s) where %s has %s "
-                                 "(margin %s)."),
-                              quire_cache_choice_get_title (b->choice), at + 1, here, margin,
-                              quire_cache_choice_get_title (a->choice), there, base_margin);
-      g_string_append_c (out, ' ');
+      differs = g_strdup_printf (_ ("%s differs at token %u: %s (top-2 margin %s) where %s has %s "
+                                    "(margin %s)."),
+                                 quire_cache_choice_get_title (b->choice), at + 1, here, margin,
+                                 quire_cache_choice_get_title (a->choice), there, base_margin);
       if (!self->greedy)
-        g_string_append (out, _ ("Tokens were drawn, so a small change can pick another one."));
+        why = _ ("Tokens were drawn, so a small change can pick another one.");
       else if (quire_comparison_is_tie (self, i, at))
-        g_string_append (out, _ ("That is a tie: rounding decides."));
+        why = _ ("That is a tie: rounding decides.");
       else if (quire_cache_choice_is_approximate (b->choice)
                || quire_cache_choice_is_approximate (a->choice))
-        g_string_append (out, _ ("No tie: the approximation changed the answer."));
+        why = _ ("No tie: the approximation changed the answer.");
       else
-        g_string_append (out, _ ("No tie: exact modes should agree here."));
+        why = _ ("No tie: exact modes should agree here.");
+      both = quire_format_sentences (differs, why);
+      g_string_append (out, both);
     }
   return g_string_free (out, out->len == 0);
 }

@@ -4,6 +4,7 @@
 #include <adwaita.h>
 #include <glib/gi18n.h>
 
+#include "app/quire-format.h"
 #include "app/quire-settings.h"
 
 typedef struct
@@ -24,11 +25,13 @@ dup_ready (const qe_engine_status *status)
       on_cpu ? _ ("%s is ready on the CPU.") : _ ("%s is ready on the GPU."), name);
 
   if (quire_model_is_shipped (status->model->dir))
-    return g_strdup_printf ("%s %s\n%s", ready,
-                            _ ("It is a very small model, made to show how the cache works: it "
-                               "chats about simple things "
-                               "and knows little else."),
-                            private);
+    {
+      g_autofree char *two = quire_format_sentences (
+          ready, _ ("It is a very small model, made to show how the cache works: it chats about "
+                    "simple things and knows little else."));
+
+      return g_strdup_printf ("%s\n%s", two, private);
+    }
   return g_strdup_printf ("%s\n%s", ready, private);
 }
 

@@ -1,7 +1,8 @@
 /* quire-engine-bar.c: see quire-engine-bar.h.
  *
  * What is shown, first that applies: a lost device, a failed load, a folder that is no model, loading (once it has
- * lasted LOADING_AFTER_MS), no model, running on the CPU although a GPU backend exists (until closed). */
+ * lasted LOADING_AFTER_MS), no model, running on the CPU since this process lost its card, running on the CPU although a GPU
+ * backend exists (both until closed). */
 #include "app/quire-engine-bar.h"
 
 #include <glib/gi18n.h>
@@ -10,6 +11,7 @@
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 #include "app/quire-versions.h"
+#include "app/quire-words.h"
 
 #define LOADING_AFTER_MS 400
 
@@ -27,7 +29,8 @@ struct _QuireEngineBar
   guint loading_id;
   gboolean loading_long;
   gboolean narrow;
-  gboolean note; /* what is shown is the CPU note */
+  gboolean note;            /* what is shown is the CPU note */
+  gboolean offer, declined; /* what is shown is the way back to the GPU; it was closed */
 };
 
 G_DEFINE_FINAL_TYPE (QuireEngineBar, quire_engine_bar, GTK_TYPE_WIDGET)
@@ -62,7 +65,7 @@ show (QuireEngineBar *self, GtkMessageType type, const char *text, const char *f
   update_row (self);
   gtk_widget_set_visible (self->progress, FALSE);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), FALSE);
-  self->note = FALSE;
+  self->note = self->offer = FALSE;
   gtk_widget_set_visible (self->info_bar, TRUE);
   gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), TRUE);
 }
@@ -121,8 +124,8 @@ cpu_reason (QuireEngineBar *self, const qe_engine_status *status)
 static void
 show_cpu_note (QuireEngineBar *self, const char *reason)
 {
-  g_autofree char *text
-      = g_strdup_printf (_ ("Running on the CPU: %s"), quire_flatpak_gpu_reason (reason));
+  g_autofree char *text = g_strdup_printf (_ ("Running on the CPU: %s"),
+                                           quire_words (quire_flatpak_gpu_reason (reason)));
 
   show (self, GTK_MESSAGE_OTHER, text, _ ("Why?"), "win.why-gpu", NULL, NULL);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), TRUE);
@@ -135,12 +138,28 @@ show_lost (QuireEngineBar *self, const qe_engine_status *status)
 {
   gboolean memory = g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY);
 
-  if (status->error == NULL || g_error_matches (status->error, QE_ERROR, QE_ERROR_DEVICE_LOST))
+  if (quire_engine_client_needs_restart (self->client))
+    show (self, GTK_MESSAGE_ERROR,
+          _ ("The GPU comes back when Quire is started again. All chats stay."),
+          _ ("Restart Quire"), "app.restart", _ ("Reload Model"), "win.recover");
+  else if (status->error == NULL || g_error_matches (status->error, QE_ERROR, QE_ERROR_DEVICE_LOST))
     show (self, GTK_MESSAGE_ERROR, _ ("The GPU was lost. The conversations are safe."),
           _ ("Reload Model"), "win.recover", NULL, NULL);
   else
-    show (self, GTK_MESSAGE_ERROR, status->error->message, _ ("Reload Model"), "win.recover",
-          memory ? _ ("Limits…") : NULL, memory ? "app.limits::gpu" : NULL);
+    show (self, GTK_MESSAGE_ERROR, quire_words (status->error->message), _ ("Reload Model"),
+          "win.recover", memory ? _ ("Limits…") : NULL, memory ? "app.limits::gpu" : NULL);
+}
+
+/* The model came back on the CPU. */
+static void
+show_cpu_after_loss (QuireEngineBar *self)
+{
+  show (self, GTK_MESSAGE_WARNING,
+        _ ("The GPU was lost, and the model runs on the CPU. The GPU comes back when Quire is "
+           "started again; all chats stay."),
+        _ ("Restart Quire"), "app.restart", NULL, NULL);
+  gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), TRUE);
+  self->offer = TRUE;
 }
 
 static void
@@ -168,12 +187,17 @@ update (QuireEngineBar *self)
       self->loading_long = FALSE;
     }
 
-  if (status->state == QE_ENGINE_LOST)
+  if (!quire_engine_client_needs_restart (self->client))
+    self->declined = FALSE;
+  if (status->state == QE_ENGINE_LOST
+      || (status->state == QE_ENGINE_FAILED && quire_engine_client_needs_restart (self->client)
+          && g_error_matches (status->error, QE_ERROR, QE_ERROR_DEVICE_LOST)))
     show_lost (self, status);
   else if (status->state == QE_ENGINE_RELEASED)
     show_released (self, status);
   else if (status->state == QE_ENGINE_FAILED && status->error != NULL)
-    show (self, GTK_MESSAGE_ERROR, status->error->message, _ ("Choose Model…"), "win.choose-model",
+    show (self, GTK_MESSAGE_ERROR, quire_words (status->error->message), _ ("Choose Model…"),
+          "win.choose-model",
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? _ ("Limits…")
                                                                         : _ ("Try Again"),
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? "app.limits::gpu"
@@ -191,6 +215,9 @@ update (QuireEngineBar *self)
   else if (status->state == QE_ENGINE_EMPTY)
     show (self, GTK_MESSAGE_OTHER, _ ("No model is loaded."), _ ("Choose Model…"),
           "win.choose-model", NULL, NULL);
+  else if (status->state == QE_ENGINE_READY && !self->declined
+           && quire_engine_client_needs_restart (self->client))
+    show_cpu_after_loss (self);
   else if ((reason = cpu_reason (self, status)) != NULL)
     show_cpu_note (self, reason);
   else
@@ -202,7 +229,9 @@ response_cb (QuireEngineBar *self, int response)
 {
   if (response != GTK_RESPONSE_CLOSE)
     return;
-  if (self->note)
+  if (self->offer)
+    self->declined = TRUE;
+  else if (self->note)
     g_settings_set_boolean (quire_settings_get_default (), "cpu-note-closed", TRUE);
   else
     g_clear_pointer (&self->error, g_free);

@@ -28,6 +28,9 @@ struct _QuireEngineClient
   char *planned_dir;
   GCancellable *planning;
   char *release_reason;
+  char *lost_device; /* the card that was lost and has not been had again, or NULL */
+  gboolean lost_for_good;
+  gboolean trying; /* a load was asked for, and its end was not seen yet */
   gint64 last_use_us;
 };
 
@@ -108,7 +111,8 @@ quire_engine_client_get_plan (QuireEngineClient *self)
   qe_memory_plan *plan = self->machine != NULL ? self->machine->plan : NULL;
   const qe_snapshot *snapshot = self->snapshot;
 
-  if (plan == NULL || snapshot == NULL || !quire_engine_client_is_ready (self))
+  if (plan == NULL || snapshot == NULL || !quire_engine_client_is_ready (self)
+      || snapshot->page_bytes == 0) /* it is of before the load */
     return NULL;
   /* The plan was made beside the loaded model, which takes what it counts as free: the limits are the engine's own. */
   plan->on_device = snapshot->device.memory_total > 0;
@@ -121,9 +125,14 @@ quire_engine_client_get_plan (QuireEngineClient *self)
     }
   else
     {
-      plan->kv = snapshot->tiers[QE_TIER_HOST].bytes_max;
-      plan->host_kv = 0;
+      /* Both are one tier in the snapshot; here host memory beside the cache is what was asked for, no more. */
+      guint64 all = snapshot->tiers[QE_TIER_HOST].bytes_max, wanted = self->options.host_bytes_max;
+
+      plan->host_kv = wanted > 1 ? MIN (wanted / plan->page_bytes * plan->page_bytes, all) : 0;
+      plan->kv = all - plan->host_kv;
     }
+  plan->kv_tokens = plan->kv / plan->page_bytes * 16;
+  plan->host_kv_tokens = plan->host_kv / plan->page_bytes * 16;
   return plan;
 }
 
@@ -142,13 +151,46 @@ status_equal (const qe_engine_status *a, const qe_engine_status *b)
          && g_strcmp0 (a->device, b->device) == 0;
 }
 
+/* Whether a lost card is to be had again in this process shows by the next load. One that only lacks memory is. Returns
+ * whether the answer is another one than before. */
+static gboolean
+follow_card (QuireEngineClient *self, const qe_engine_status *now)
+{
+  gboolean before = self->lost_for_good, tried = self->trying;
+
+  if (now->state == QE_ENGINE_LOADING)
+    return FALSE;
+  self->trying = FALSE;
+  if (now->state == QE_ENGINE_LOST && self->lost_device == NULL)
+    self->lost_device = g_strdup (now->device);
+  else if (now->state == QE_ENGINE_READY && self->lost_device != NULL)
+    {
+      self->lost_for_good = g_strcmp0 (self->lost_device, now->device) != 0;
+      if (!self->lost_for_good)
+        g_clear_pointer (&self->lost_device, g_free);
+    }
+  if (tried && (now->state == QE_ENGINE_LOST || now->state == QE_ENGINE_FAILED))
+    self->lost_for_good |= g_error_matches (now->error, QE_ERROR, QE_ERROR_DEVICE_LOST)
+                           || (now->state == QE_ENGINE_LOST && self->lost_device != NULL
+                               && !g_error_matches (now->error, QE_ERROR, QE_ERROR_NO_MEMORY));
+  return self->lost_for_good != before;
+}
+
+gboolean
+quire_engine_client_needs_restart (QuireEngineClient *self)
+{
+  return self->lost_for_good;
+}
+
 static void
 fetch_status (QuireEngineClient *self)
 {
   qe_engine_status status = { 0 };
+  gboolean other;
 
   qe_engine_get_status (self->engine, &status);
-  if (status_equal (&status, &self->status))
+  other = follow_card (self, &status);
+  if (!other && status_equal (&status, &self->status))
     {
       qe_engine_status_clear (&status);
       return;
@@ -259,6 +301,7 @@ quire_engine_client_start (QuireEngineClient *self, const qe_engine_options *opt
   wake (source);
   g_signal_emit (self, signals[SESSIONS_LOST], 0);
   g_signal_emit (self, signals[STATUS_CHANGED], 0);
+  self->trying = TRUE;
   if (self->model_dir != NULL)
     qe_engine_load (self->engine, self->model_dir);
 
@@ -275,6 +318,7 @@ quire_engine_client_load (QuireEngineClient *self, const char *dir)
   if (self->engine == NULL)
     return;
   g_signal_emit (self, signals[SESSIONS_LOST], 0);
+  self->trying = TRUE;
   qe_engine_load (self->engine, copy);
   wake (self->wake);
 }
@@ -303,6 +347,7 @@ quire_engine_client_recover (QuireEngineClient *self)
 {
   if (self->engine == NULL)
     return;
+  self->trying = TRUE;
   qe_engine_recover (self->engine);
   wake (self->wake);
 }
@@ -668,6 +713,7 @@ quire_engine_client_finalize (GObject *object)
     g_source_destroy (self->wake);
   qe_engine_free (self->engine);
   g_clear_pointer (&self->wake, g_source_unref);
+  g_free (self->lost_device);
   g_clear_pointer (&self->old_wakes, g_ptr_array_unref);
   forget_engine (self);
   forget_plan (self);

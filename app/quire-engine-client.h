@@ -59,6 +59,8 @@ const qe_snapshot *quire_engine_client_get_snapshot (QuireEngineClient *self);
 const qe_session_view *quire_engine_client_find_session (QuireEngineClient *self,
                                                          qe_session_id session);
 gboolean quire_engine_client_is_ready (QuireEngineClient *self);
+/* This process lost its card and could not have it again: loading again failed, or ended on another device. */
+gboolean quire_engine_client_needs_restart (QuireEngineClient *self);
 
 qe_session_id quire_engine_client_open_session (QuireEngineClient *self,
                                                 const qe_session_options *options, GError **error);

@@ -50,6 +50,12 @@ quire_figures_count_fitting (QuireFigures *self, int width)
   return n;
 }
 
+const char *const *
+quire_figures_get (QuireFigures *self)
+{
+  return (const char *const *)self->figures;
+}
+
 void
 quire_figures_set (QuireFigures *self, const char *const *figures)
 {

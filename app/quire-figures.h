@@ -10,6 +10,8 @@ G_DECLARE_FINAL_TYPE (QuireFigures, quire_figures, QUIRE, FIGURES, GtkWidget)
 GtkWidget *quire_figures_new (void);
 /* @figures: NULL-terminated, most important first. Copied. */
 void quire_figures_set (QuireFigures *self, const char *const *figures);
+/* All of them. Borrowed. For tests. */
+const char *const *quire_figures_get (QuireFigures *self);
 /* The figures that fit @width. For tests. */
 guint quire_figures_count_fitting (QuireFigures *self, int width);
 

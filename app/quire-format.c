@@ -84,9 +84,23 @@ format_reading (const QuireReply *reply)
 char *
 quire_format_parameters (guint64 n)
 {
-  if (n >= 1000 * 1000 * 1000)
-    return g_strdup_printf (_ ("%.1f billion"), (double)n / 1e9);
-  return g_strdup_printf (_ ("%.1f million"), (double)n / 1e6);
+  /* Translators: the powers of ten that large numbers are counted in, as "%.1f billion" and "%.1f million" name them.
+   * "8 4" for Chinese, Japanese and Korean; else "9 6". */
+  const char *powers = C_ ("powers of ten", "9 6");
+  double large = 1e9, small = 1e6;
+
+  if (g_str_equal (powers, "8 4"))
+    large = 1e8, small = 1e4;
+  if ((double)n >= large)
+    return g_strdup_printf (_ ("%.1f billion"), (double)n / large);
+  return g_strdup_printf (_ ("%.1f million"), (double)n / small);
+}
+
+char *
+quire_format_sentences (const char *first, const char *second)
+{
+  /* Translators: two sentences, one after the other. */
+  return g_strdup_printf (C_ ("two sentences", "%s %s"), first, second);
 }
 
 char *

@@ -17,8 +17,10 @@ char *quire_format_count (guint64 n);
 char *quire_format_count_short (guint64 n);
 /* IEC. */
 char *quire_format_bytes (guint64 bytes);
-/* "4.0 billion". */
+/* "4.0 billion"; in units of 10^8 and 10^4 where the language counts so. */
 char *quire_format_parameters (guint64 n);
+/* One sentence after the other, with what the language puts between them. */
+char *quire_format_sentences (const char *first, const char *second);
 
 /* The line of a reply while it runs: "Queued (2 before)", "Reading 6,120 of 16,512 tokens", "96 tok/s". */
 char *quire_format_progress (QuireMessage *message);

@@ -10,6 +10,7 @@
 #include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-words.h"
 
 #define MIB (1024 * 1024)
 
@@ -187,7 +188,7 @@ update (QuireLimits *self)
   if (plan != NULL)
     show_tiers (self, plan);
   if (bad)
-    effect = g_strdup (plan->problem);
+    effect = g_strdup (quire_words (plan->problem));
   else if (no_way)
     effect = g_strdup (_ ("Pages reach the disk by way of host memory: give it a size first."));
   else if (!changed)

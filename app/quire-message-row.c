@@ -15,6 +15,7 @@
 #include "app/quire-status-line.h"
 #include "app/quire-thinking.h"
 #include "app/quire-versions.h"
+#include "app/quire-words.h"
 
 /* Longer user text goes into a text view, which lays out only what is seen. */
 #define LABEL_BYTES_MAX 4096
@@ -287,7 +288,7 @@ error_words (QuireMessage *message, const char **button, const char **action)
   switch (quire_message_get_reply (message)->error_code)
     {
     case QE_ERROR_DEVICE_LOST:
-      *button = _ ("Reload Model");
+      *button = _ ("Try Again"); /* loads the model first where that is needed */
       *action = "chat.recover";
       break;
     case QE_ERROR_NO_MEMORY:
@@ -323,7 +324,7 @@ update_error (QuireMessageRow *self)
   /* The driver's words are for those who look for them. */
   label = gtk_label_new (reply->error_code == QE_ERROR_DEVICE_LOST
                              ? _ ("The GPU was lost. The conversation is safe.")
-                             : reply->error);
+                             : quire_words (reply->error));
   gtk_widget_set_tooltip_text (label, reply->error);
   gtk_label_set_wrap (GTK_LABEL (label), TRUE);
   gtk_label_set_wrap_mode (GTK_LABEL (label), PANGO_WRAP_WORD_CHAR);

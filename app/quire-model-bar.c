@@ -6,6 +6,7 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
 
@@ -61,7 +62,7 @@ show (QuireModelBar *self, const qe_model_info *model)
       chat->model_name);
   /* Translators: a model's name, then "reads 16,512 tokens, about 4 s". */
   g_autofree char *second = g_strdup_printf (_ ("Continuing with %s %s."), name, reads);
-  g_autofree char *text = n > 0 ? g_strdup_printf ("%s %s", first, second) : g_strdup (first);
+  g_autofree char *text = n > 0 ? quire_format_sentences (first, second) : g_strdup (first);
   /* Translators: the name of the model that is loaded. */
   g_autofree char *go_on = g_strdup_printf (_ ("Continue with %s"), name);
 

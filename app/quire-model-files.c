@@ -13,6 +13,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-words.h"
 
 #define CONFIG_BYTES_MAX (1 << 20)
 #define INDEX_BYTES_MAX (64 << 20)
@@ -474,7 +475,7 @@ quire_model_facts_read (const char *dir, const qe_engine_options *options)
   if (facts->plan != NULL && facts->plan->problem != NULL)
     {
       facts->verdict = QUIRE_MODEL_TOO_LARGE;
-      facts->problem = g_strdup (facts->plan->problem);
+      facts->problem = g_strdup (quire_words (facts->plan->problem));
     }
   return facts;
 }

@@ -10,6 +10,7 @@
 #include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-words.h"
 
 struct _QuireModelRow
 {
@@ -119,13 +120,7 @@ dup_fit (QuireModelRow *self, const QuireModelFacts *facts, RowState state)
   g_autofree char *fit = NULL;
 
   if (live != NULL)
-    {
-      qe_memory_plan now = *live;
-
-      now.kv_tokens = now.page_bytes > 0 ? now.kv / now.page_bytes * 16 : 0;
-      now.host_kv_tokens = now.page_bytes > 0 ? now.host_kv / now.page_bytes * 16 : 0;
-      return quire_model_format_fit (&now);
-    }
+    return quire_model_format_fit (live);
   if (facts->plan == NULL)
     return g_strdup ("");
   fit = quire_model_format_fit (facts->plan);
@@ -150,11 +145,11 @@ dup_subtitle (QuireModelRow *self, RowState state)
       rest = dup_loading (status);
       break;
     case STATE_FAILED:
-      return g_strdup (status->error != NULL ? status->error->message
+      return g_strdup (status->error != NULL ? quire_words (status->error->message)
                                              : _ ("It could not be loaded."));
     case STATE_RELEASED:
       if (status->state == QE_ENGINE_LOST && status->error != NULL)
-        return g_strdup (status->error->message);
+        return g_strdup (quire_words (status->error->message));
       rest = g_strdup (quire_engine_client_get_release_reason (self->client));
       break;
     case STATE_LOADED:
@@ -200,8 +195,7 @@ dup_cost (QuireModelRow *self)
   guint n_chats;
   gboolean running;
   guint64 n_tokens = count_open (self, &n_chats, &running);
-  g_autofree char *name = NULL, *reads = NULL;
-  GString *text;
+  g_autofree char *name = NULL, *reads = NULL, *unloaded = NULL, *chats = NULL, *both = NULL;
 
   if (status->model == NULL || n_tokens == 0 || quire_model_row_is_current (self))
     return NULL;
@@ -209,19 +203,16 @@ dup_cost (QuireModelRow *self)
   reads = quire_reading_speed_format (
       (guint)MIN (n_tokens, G_MAXUINT),
       quire_reading_speed_get (self->client, facts != NULL ? facts->info : NULL));
-  text = g_string_new (NULL);
   /* Translators: the name of the model that is loaded now. */
-  g_string_append_printf (text, _ ("%s is unloaded."), name);
-  g_string_append_c (text, ' ');
+  unloaded = g_strdup_printf (_ ("%s is unloaded."), name);
   /* Translators: the last is "reads 16,512 tokens, about 4 s". */
-  g_string_append_printf (
-      text,
+  chats = g_strdup_printf (
       ngettext ("%u open chat was written with it. Going on with it here %s.",
                 "%u open chats were written with it. Going on with them here %s.", n_chats),
       n_chats, reads);
-  if (running)
-    g_string_append_printf (text, " %s", _ ("The reply that runs is stopped."));
-  return g_string_free (text, FALSE);
+  both = quire_format_sentences (unloaded, chats);
+  return running ? quire_format_sentences (both, _ ("The reply that runs is stopped."))
+                 : g_steal_pointer (&both);
 }
 
 static void

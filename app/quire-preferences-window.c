@@ -14,6 +14,7 @@
 #include "app/quire-server-group.h"
 #endif
 #include "app/quire-settings.h"
+#include "app/quire-words.h"
 
 struct _QuirePreferencesWindow
 {
@@ -202,7 +203,7 @@ show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
   if (plan == NULL)
     text = g_strdup (_ ("The folder holds no model that can be read."));
   else if (plan->problem != NULL)
-    text = g_strdup (plan->problem);
+    text = g_strdup (quire_words (plan->problem));
   else
     {
       g_autofree char *weights = quire_format_bytes (plan->weights);

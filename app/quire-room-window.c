@@ -8,6 +8,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-words.h"
 
 struct _QuireRoomWindow
 {
@@ -260,7 +261,7 @@ read_cb (GObject *source, GAsyncResult *result, gpointer user_data)
   else if (!g_error_matches (error, G_IO_ERROR, G_IO_ERROR_CANCELLED))
     {
       self->group = ADW_PREFERENCES_GROUP (adw_preferences_group_new ());
-      adw_preferences_group_set_description (self->group, error->message);
+      adw_preferences_group_set_description (self->group, quire_words (error->message));
       adw_preferences_page_add (ADW_PREFERENCES_PAGE (self->page), self->group);
     }
 }

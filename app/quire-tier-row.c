@@ -8,6 +8,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-versions.h"
+#include "app/quire-words.h"
 
 #define BAR_HEIGHT_PX 8
 #define BAR_RADIUS_PX 4
@@ -201,7 +202,7 @@ static void
 set_absent (QuireTierRow *self, const qe_tier_view *view)
 {
   set_text (self->numbers, _ ("Not used"));
-  set_text (self->note, view->reason);
+  set_text (self->note, quire_words (view->reason));
   if (self->tier == QE_TIER_GPU)
     set_button (self, _ ("Why?"), _ ("Why is no GPU used?"), "win.why-gpu");
   else
@@ -217,7 +218,7 @@ quire_tier_row_set_view (QuireTierRow *self, const qe_tier_view *view, const qe_
 
   g_return_if_fail (QUIRE_IS_TIER_ROW (self));
   gtk_widget_set_visible (self->bar, view->present);
-  set_text (self->warning, view->present ? view->note : NULL);
+  set_text (self->warning, view->present ? quire_words (view->note) : NULL);
   if (!view->present)
     {
       set_absent (self, view);

@@ -8,6 +8,7 @@
 #include "app/quire-flatpak-gpu-group.h"
 #include "app/quire-flatpak-gpu.h"
 #include "app/quire-gpu-facts.h"
+#include "app/quire-words.h"
 
 typedef struct
 {
@@ -116,7 +117,8 @@ status_new (WhyGpu *self, gboolean with_advice)
                                                                     : _ ("The GPU Can Be Used"),
                                               "title-2"));
   if (facts->reason != NULL)
-    gtk_box_append (GTK_BOX (box), centred_new (quire_flatpak_gpu_reason (facts->reason), NULL));
+    gtk_box_append (GTK_BOX (box),
+                    centred_new (quire_words (quire_flatpak_gpu_reason (facts->reason)), NULL));
   if (facts->advice != NULL && with_advice)
     gtk_box_append (GTK_BOX (box), centred_new (facts->advice, NULL));
   gtk_widget_set_margin_bottom (box, 12);

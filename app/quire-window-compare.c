@@ -5,6 +5,7 @@
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
 #include "app/quire-window-private.h"
+#include "app/quire-words.h"
 
 QuireCompareView *
 quire_window_get_compare (QuireWindow *self)
@@ -87,7 +88,7 @@ use_mode (GtkWidget *button, Use *use)
                           quire_title_or_new (quire_history_item_get (item)->title),
                           quire_cache_choice_get_title (use->choice)));
   else if (error != NULL)
-    say (use->view, g_strdup (error->message));
+    say (use->view, g_strdup (quire_words (error->message)));
   gtk_popover_popdown (GTK_POPOVER (gtk_widget_get_ancestor (button, GTK_TYPE_POPOVER)));
 }
 

@@ -11,6 +11,7 @@ enum
   CLI_OK = 0,
   CLI_FAILED = 1,       /* the work failed: message on stderr */
   CLI_USAGE = 2,        /* the command line is wrong */
+  CLI_DEVICE_LOST = 75, /* serve: the card was lost again and again, sysexits' "try again later" */
   CLI_INTERRUPTED = 130 /* stopped by Ctrl+C; what was said so far is on stdout */
 };
 

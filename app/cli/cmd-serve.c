@@ -1,9 +1,22 @@
-/* cmd-serve.c: `quire-cli serve`: the local server without a window. Main thread only. */
+/* cmd-serve.c: `quire-cli serve`: the local server without a window. Main thread only.
+ *
+ * A card that a process has lost does not come back to that process. The server then answers 503 for a moment, so that those
+ * who wait are told, and starts again in its own place: the same process id and address, the model loaded anew. A request that
+ * fells the card each time would have it do so for ever: after RESTARTS_MAX in RESTARTS_S it ends, with CLI_DEVICE_LOST. */
 #include "app/cli/cli.h"
 
 #include <glib-unix.h>
+#include <string.h>
 
+#include "app/quire-restart.h"
 #include "app/server/quire-server.h"
+
+#define WATCH_MS 1000
+#define TELL_MS 500
+#define RESTARTS_MAX 3
+#define RESTARTS_S 600
+#define RESTARTS_VARIABLE                                                                          \
+  "QUIRE_SERVE_RESTARTS" /* when the images before this one ended so, oldest first */
 
 typedef struct
 {
@@ -14,11 +27,101 @@ typedef struct
   int port, connections, requests, sessions, body_mib, read_seconds, write_seconds;
 } Options;
 
+typedef struct
+{
+  qe_engine *engine;
+  GMainLoop *loop;
+  gboolean lost;
+} Watch;
+
+/* Who ends the server while it is about to start again means it. */
 static gboolean
 signal_cb (gpointer user)
 {
-  g_main_loop_quit (user);
+  Watch *watch = user;
+
+  watch->lost = FALSE;
+  g_main_loop_quit (watch->loop);
   return G_SOURCE_CONTINUE;
+}
+
+static gboolean
+told_cb (gpointer user)
+{
+  g_main_loop_quit (user);
+  return G_SOURCE_REMOVE;
+}
+
+static gboolean
+watch_cb (gpointer user)
+{
+  Watch *watch = user;
+  qe_engine_status status;
+
+  qe_engine_get_status (watch->engine, &status);
+  watch->lost = status.state == QE_ENGINE_LOST;
+  if (watch->lost)
+    {
+      g_printerr ("quire-cli: %s\n",
+                  status.error != NULL ? status.error->message : "The card was lost");
+      g_timeout_add (TELL_MS, told_cb, watch->loop);
+    }
+  qe_engine_status_clear (&status);
+  return watch->lost ? G_SOURCE_REMOVE : G_SOURCE_CONTINUE;
+}
+
+/* The environment of the next image: one restart more. FALSE when there were too many. */
+static gboolean
+count_restart (void)
+{
+  gint64 now = g_get_real_time () / G_USEC_PER_SEC;
+  const char *before = g_getenv (RESTARTS_VARIABLE);
+  g_auto (GStrv) times = g_strsplit (before != NULL ? before : "", " ", -1);
+  g_autoptr (GString) recent = g_string_new (NULL);
+  guint n = 0;
+
+  for (guint i = 0; times[i] != NULL; i++)
+    {
+      gint64 then = g_ascii_strtoll (times[i], NULL, 10);
+
+      if (then <= now - RESTARTS_S || then > now)
+        continue;
+      g_string_append_printf (recent, "%" G_GINT64_FORMAT " ", then);
+      n++;
+    }
+  g_string_append_printf (recent, "%" G_GINT64_FORMAT, now);
+  g_setenv (RESTARTS_VARIABLE, recent->str, TRUE);
+  return n < RESTARTS_MAX;
+}
+
+/* Returns the exit status where it could not start again. @uri: where it was to be found, also when any port would do. */
+static int
+start_again (const char *uri)
+{
+  g_autoptr (GError) error = NULL;
+  g_autoptr (GUri) parts = g_uri_parse (uri, G_URI_FLAGS_NONE, NULL);
+  g_autoptr (GPtrArray) args = g_ptr_array_new_with_free_func (g_free);
+  g_autofree char *line = NULL;
+  gsize n = 0;
+
+  if (!count_restart ())
+    return cli_fail (CLI_DEVICE_LOST, "The card was lost %d times within %d minutes",
+                     RESTARTS_MAX + 1, RESTARTS_S / 60);
+  if (!g_file_get_contents ("/proc/self/cmdline", &line, &n, &error))
+    return cli_fail (CLI_DEVICE_LOST, "%s", error->message);
+  for (gsize at = 0; at < n; at += strlen (line + at) + 1)
+    g_ptr_array_add (args, g_strdup (line + at));
+  if (parts != NULL)
+    {
+      g_autofree char *port = g_strdup_printf ("--port=%d", g_uri_get_port (parts));
+
+      if (g_strcmp0 (g_ptr_array_index (args, args->len - 1), port) != 0)
+        g_ptr_array_add (args, g_steal_pointer (&port));
+    }
+  g_ptr_array_add (args, NULL);
+  g_printerr ("quire-cli: starting again\n");
+  quire_restart_in_place ((char **)args->pdata, NULL, &error);
+  return cli_fail (CLI_DEVICE_LOST, "Cannot start again: %s", error->message);
 }
 
 static gboolean
@@ -60,9 +163,11 @@ serve (const Options *o)
   g_autoptr (GMainLoop) loop = NULL;
   g_autoptr (QuireServer) server = NULL;
   g_autofree char *token = NULL;
+  g_autofree char *uri = NULL;
   QuireServerOptions options;
   qe_model_info *info = NULL;
   qe_engine *engine;
+  Watch watch = { 0 };
   int status = CLI_OK;
 
   if (!apply (o, &options, &token, &error))
@@ -76,10 +181,14 @@ serve (const Options *o)
   if (quire_server_start (server, &options, &error))
     {
       loop = g_main_loop_new (NULL, FALSE);
-      g_unix_signal_add (SIGINT, signal_cb, loop);
-      g_unix_signal_add (SIGTERM, signal_cb, loop);
-      printf ("%s\n", quire_server_get_uri (server));
+      g_unix_signal_add (SIGINT, signal_cb, &watch);
+      g_unix_signal_add (SIGTERM, signal_cb, &watch);
+      uri = g_strdup (quire_server_get_uri (server));
+      printf ("%s\n", uri);
       fflush (stdout);
+      watch.engine = engine;
+      watch.loop = loop;
+      g_timeout_add (WATCH_MS, watch_cb, &watch);
       g_main_loop_run (loop);
       quire_server_stop (server);
     }
@@ -87,7 +196,7 @@ serve (const Options *o)
     status = cli_fail (CLI_FAILED, "%s", error->message);
   quire_server_set_engine (server, NULL);
   qe_engine_free (engine);
-  return status;
+  return watch.lost ? start_again (uri) : status;
 }
 
 int

@@ -35,7 +35,8 @@ print_help (FILE *out)
                 "  QUIRE_MODEL     model folder used when --model is not given\n"
                 "  QUIRE_DATA_DIR  folder that holds demo-model, the shipped model\n"
                 "  QUIRE_ISA       CPU instruction set when --isa is not given\n\n"
-                "Exit status: 0 done, 1 failed, 2 wrong command line, 130 stopped by Ctrl+C.\n");
+                "Exit status: 0 done, 1 failed, 2 wrong command line, 75 serve: the card was lost\n"
+                "again and again, 130 stopped by Ctrl+C.\n");
 }
 
 int

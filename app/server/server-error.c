@@ -41,14 +41,15 @@ srv_error_for_state (SrvError *error, qe_engine_state state)
     [QE_ENGINE_EMPTY] = "No model is loaded",
     [QE_ENGINE_LOADING] = "The model is being loaded; try again soon",
     [QE_ENGINE_FAILED] = "The model could not be loaded",
-    [QE_ENGINE_LOST] = "The computing device was lost; it is recovered by hand",
+    [QE_ENGINE_LOST] = "The computing device was lost; the model has to be loaded again",
     [QE_ENGINE_RELEASED] = "The model’s memory was given back; it is loaded again by hand",
   };
   const char *reason = state < G_N_ELEMENTS (reasons) ? reasons[state] : NULL;
 
   if (reason == NULL)
     return srv_error_no_model (error);
-  return srv_error_set (error, 503, "model_not_ready", NULL, "%s", reason);
+  return srv_error_set (error, 503, state == QE_ENGINE_LOST ? "device_lost" : "model_not_ready",
+                        NULL, "%s", reason);
 }
 
 gboolean

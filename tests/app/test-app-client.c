@@ -1,12 +1,16 @@
 /* Tests of the parts without GTK: layout table, titles, thinking, figures. */
+#include <libintl.h>
+#include <locale.h>
 #include <string.h>
 
 #include "app/quire-cache-modes.h"
 #include "app/quire-conversation.h"
+#include "app/quire-engine-client.h"
 #include "app/quire-format.h"
 #include "app/quire-layout.h"
 #include "app/quire-thinking.h"
 #include "app/quire-title.h"
+#include "app/quire-words.h"
 
 static void test_layout(void)
 {
@@ -281,6 +285,95 @@ static void test_cost(void)
     g_assert_cmpint(quire_cache_choice_resolve(QUIRE_CACHE_AUTO, &plan), ==, QE_CACHE_SESSION);
 }
 
+/* ---- With an engine ---- */
+
+static gboolean wake_cb(gpointer data)
+{
+    return G_SOURCE_CONTINUE; /* the loop looks again though nothing happened */
+}
+
+/* On the CPU the memory beside the cache is what was asked for; "Automatic" follows it as the engine's does. */
+static void test_plan(void)
+{
+    const guint64 mib = 1 << 20;
+    guint tick = g_timeout_add(20, wake_cb, NULL);
+
+    for (guint64 host = 0; host <= 24 * mib; host += 24 * mib) {
+        g_autoptr(QuireEngineClient) client = quire_engine_client_new();
+        g_autoptr(GError) error = NULL;
+        qe_engine_options options = {
+            .backend = "cpu", .n_threads = 1, .kv_bytes_max = 16 * mib, .host_bytes_max = host};
+        const qe_memory_plan *plan;
+        const qe_snapshot *snapshot;
+        const qe_session_view *session = NULL;
+        qe_session_options session_options;
+        qe_session_id id;
+
+        g_assert_true(quire_engine_client_start(client, &options, &error));
+        g_assert_no_error(error);
+        quire_engine_client_load(client, g_getenv("QUIRE_TEST_MODEL"));
+        while ((plan = quire_engine_client_get_plan(client)) == NULL)
+            g_main_context_iteration(NULL, TRUE);
+        snapshot = quire_engine_client_get_snapshot(client);
+        g_assert_cmpuint(plan->host_kv, ==, host);
+        g_assert_cmpuint(plan->kv, ==, 16 * mib);
+        g_assert_cmpuint(plan->host_kv_tokens, ==, host / plan->page_bytes * 16);
+        g_assert_cmpuint(plan->kv + plan->host_kv, ==, snapshot->tiers[QE_TIER_HOST].bytes_max);
+        qe_session_options_init(&session_options);
+        id = quire_engine_client_open_session(client, &session_options, &error);
+        g_assert_no_error(error);
+        while ((session = quire_engine_client_find_session(client, id)) == NULL)
+            g_main_context_iteration(NULL, TRUE);
+        g_assert_cmpint(quire_cache_choice_resolve(QUIRE_CACHE_AUTO, plan), ==, session->mode);
+        g_assert_cmpint(session->mode, ==, host > 0 ? QE_CACHE_TIERED : QE_CACHE_SESSION);
+    }
+    g_source_remove(tick);
+}
+
+/* ---- In another language ---- */
+
+static void test_words(void)
+{
+    const struct {
+        const char *said, *words;
+    } cases[] = {
+        {"The CUDA module is missing: this copy of Quire was built or installed without it.",
+            "缺少 CUDA 模块：此 Quire 在构建或安装时未包含该模块。"},
+        {"Out of memory on NVIDIA H200: 3.1 of 139.8 GiB are free; close other programs that use the GPU.",
+            "NVIDIA H200 内存不足：空闲 3.1 GiB，共 139.8 GiB；请关闭其他使用 GPU 的程序。"},
+        {"The prompt has 9000 tokens, the context holds 8192",
+            "提示词有 9000 个词元，上下文只能容纳 8192 个"},
+        /* A sentence within another. */
+        {"The device was lost: The GPU was lost (an illegal address): load the model again, or else restart "
+         "Quire.",
+            "与设备的连接已丢失：与 The GPU 的连接已丢失（an illegal address）：请重新加载模型，或重新启动 "
+            "Quire。"},
+        {"KV memory of 12 bytes holds no page: one has 8 bytes",
+            "12 字节的 KV 内存容纳不下一页：每页 8 字节"},
+        /* What is not known stays, and so does what only begins like a sentence that is. */
+        {"model.safetensors: cannot open: No such file or directory",
+            "model.safetensors: cannot open: No such file or directory"},
+        {"No model is loaded. Or is there?", "No model is loaded. Or is there?"},
+        {"The prompt has 9000 tokens", "The prompt has 9000 tokens"},
+        {"", ""},
+        {NULL, NULL},
+    };
+    const char *const *forms = quire_words_get_forms();
+
+    g_setenv("LANGUAGE", "zh_CN", TRUE);
+    if (setlocale(LC_ALL, "C.UTF-8") == NULL) {
+        g_test_skip("no locale besides C");
+        return;
+    }
+    bindtextdomain("quire", g_getenv("QUIRE_TEST_LOCALE_DIR"));
+    bind_textdomain_codeset("quire", "UTF-8");
+    textdomain("quire");
+    for (gsize i = 0; i < G_N_ELEMENTS(cases); i++)
+        g_assert_cmpstr(quire_words(cases[i].said), ==, cases[i].words);
+    for (gsize i = 0; forms[i] != NULL; i++)
+        g_assert_cmpstr(gettext(forms[i]), !=, forms[i]);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -292,5 +385,8 @@ int main(int argc, char **argv)
     g_test_add_func("/app/message/receipt", test_receipt);
     g_test_add_func("/app/cache-modes/choices", test_choices);
     g_test_add_func("/app/cache-modes/cost", test_cost);
+    g_test_add_func("/app/engine-client/plan", test_plan);
+    /* The last one: the language stays. */
+    g_test_add_func("/words/engine", test_words);
     return g_test_run();
 }

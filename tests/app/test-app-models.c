@@ -581,10 +581,10 @@ static void test_lost(void)
     say("Tell me a story.", 4);
     wait_for("the loss", state_is, GINT_TO_POINTER(QE_ENGINE_LOST));
     wait_for("the end of the reply", is_idle, NULL);
-    wait_for("the row's button", has_try_again, "Reload Model");
+    wait_for("the row's button", has_try_again, "Try Again");
     wait_ms(300);
     screenshot("models-9-lost.png");
-    button = find_button(last_row(), "Reload Model");
+    button = find_button(last_row(), "Try Again");
     g_signal_emit_by_name(button, "clicked");
     wait_for("a model", is_ready, NULL);
     wait_for("the whole reply", is_done, NULL);

@@ -6,7 +6,9 @@
  *
  * QUIRE_TEST_STATES: "all", or names of states and looks, by commas (default: all states in light at 1200, and the other
  * looks for a few). QUIRE_TEST_SHOTS: where the pictures go. High contrast needs a start of its own:
- * ADW_DEBUG_HIGH_CONTRAST=1. To add a state: a function that brings the window there, and a line in states[]. */
+ * ADW_DEBUG_HIGH_CONTRAST=1. A language: QUIRE_TEST_LOCALE_DIR=BUILD/po LANGUAGE=zh_CN. To add a state: a function that brings the window there, and a line in states[]. */
+#include <dlfcn.h>
+#include <locale.h>
 #include <math.h>
 #include <string.h>
 
@@ -25,6 +27,9 @@
 /* ---- Longer words ---- */
 
 static gboolean pseudo;
+/* The C library's, where a language is asked for. */
+static char *(*translate)(
+    const char *domain, const char *one, const char *many, unsigned long n, int category);
 
 /* In the place of the C library's: the text in brackets and longer by 40 percent, so that what is not translated, and what
  * has no room, shows. Texts of other libraries stay. */
@@ -34,6 +39,8 @@ static char *lengthen(const char *domain, const char *id)
     const char *text = strchr(id, '\004');
     char *out;
 
+    if (translate != NULL && !pseudo)
+        return translate(domain, id, id, 1, LC_MESSAGES);
     if (!pseudo || (domain != NULL && strcmp(domain, "quire") != 0))
         return (char *)id;
     text = text != NULL ? text + 1 : id;
@@ -55,6 +62,9 @@ char *dgettext(const char *domain, const char *id);
 char *dcgettext(const char *domain, const char *id, int category);
 char *ngettext(const char *one, const char *many, unsigned long n);
 char *dngettext(const char *domain, const char *one, const char *many, unsigned long n);
+char *bindtextdomain(const char *domain, const char *dir);
+char *bind_textdomain_codeset(const char *domain, const char *codeset);
+char *textdomain(const char *domain);
 
 char *gettext(const char *id)
 {
@@ -73,11 +83,13 @@ char *dcgettext(const char *domain, const char *id, int category)
 
 char *ngettext(const char *one, const char *many, unsigned long n)
 {
-    return lengthen(NULL, n == 1 ? one : many);
+    return dngettext(NULL, one, many, n);
 }
 
 char *dngettext(const char *domain, const char *one, const char *many, unsigned long n)
 {
+    if (translate != NULL && !pseudo)
+        return translate(domain, one, many, n, LC_MESSAGES);
     return lengthen(domain, n == 1 ? one : many);
 }
 
@@ -703,6 +715,13 @@ static void add_tests(void)
 int main(int argc, char **argv)
 {
     told = g_hash_table_new_full(g_str_hash, g_str_equal, g_free, NULL);
+    if (g_getenv("QUIRE_TEST_LOCALE_DIR") != NULL) {
+        setlocale(LC_ALL, "");
+        bindtextdomain("quire", g_getenv("QUIRE_TEST_LOCALE_DIR"));
+        bind_textdomain_codeset("quire", "UTF-8");
+        textdomain("quire");
+        *(void **)&translate = dlsym(RTLD_NEXT, "dcngettext");
+    }
     /* GTK's own stand-in for a screen reader knows the names of widgets. */
     g_setenv("GTK_A11Y", "test", TRUE);
     g_setenv("G_DEBUG", "", TRUE);
