@@ -6,7 +6,7 @@
  * 2. stick: the view follows the end of the text. Only the user's scrolling changes it, or sending.
  * 3. The adjustment changes while the viewport is being allocated; a value set then moves the viewport's child only in
  *    a later allocation, which follow_id asks for.
- * 4. Rows are made for the messages from first on; those before it when the user comes near, ROWS_MORE at a time. What
+ * 4. Rows are made for the messages from first on; those before it when the user comes near, a view's height at a time. What
  *    is in sight then stays where it is: its distance from the end does. */
 #include "app/quire-chat-view.h"
 
@@ -20,6 +20,7 @@
 #include "app/quire-message-row.h"
 #include "app/quire-model-bar.h"
 #include "app/quire-room-window.h"
+#include "app/quire-scroll-layout.h"
 #include "app/quire-settings.h"
 
 #define PUMP_HIDDEN_MS 250
@@ -28,9 +29,13 @@
 #define COLUMN_TIGHT_PX 560
 /* Closer to the end than this counts as the end. */
 #define STICK_PX 24
-/* Messages that get rows at first, and each time that the user comes near the top of them. */
-#define ROWS_FIRST 16
-#define ROWS_MORE 16
+/* At first the last messages get rows, and each time that the user comes near the top of them those before: until they fill
+ * about so many lines, or the view when that is more, and not more than so many. */
+#define LINES_MIN 60
+#define ROWS_MAX 16
+/* Of the column's lines. */
+#define LINE_PX_MIN 12
+#define LINE_BYTES 100
 /* New rows have found their height after so many frames. */
 #define ANCHOR_FRAMES 12
 
@@ -178,6 +183,34 @@ anchor_tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
   return G_SOURCE_REMOVE;
 }
 
+/* How many of the first @n messages get rows, from the last one up: what fills the view and a little more, for the rest would
+ * be laid out where nobody looks yet. */
+static guint
+count_rows (QuireChatView *self, guint n)
+{
+  GListModel *messages = G_LIST_MODEL (self->conversation);
+  guint n_rows = 0, n_lines = 0, n_lines_max;
+
+  n_lines_max = MAX (LINES_MIN, (guint)gtk_widget_get_height (self->scrolled) / LINE_PX_MIN);
+  while (n_rows < MIN (n, ROWS_MAX) && n_lines < n_lines_max)
+    {
+      g_autoptr (QuireMessage) message = g_list_model_get_item (messages, n - ++n_rows);
+      gsize n_bytes;
+      const char *text = quire_message_get_text (message, &n_bytes);
+
+      /* The status line or the bubble's margins are two more. */
+      n_lines += 2;
+      for (const char *line = text, *end = text + n_bytes; line < end && n_lines < n_lines_max;
+           n_lines++)
+        {
+          const char *newline = memchr (line, '\n', (gsize)MIN (end - line, LINE_BYTES));
+
+          line = newline != NULL ? newline + 1 : line + MIN (end - line, LINE_BYTES);
+        }
+    }
+  return n_rows;
+}
+
 static void update_left_out (QuireChatView *self);
 
 /* For the @n messages before those that have rows. */
@@ -206,7 +239,7 @@ more_cb (gpointer user_data)
   QuireChatView *self = user_data;
 
   self->more_id = 0;
-  make_rows (self, MIN (self->first, ROWS_MORE));
+  make_rows (self, count_rows (self, self->first));
   return G_SOURCE_REMOVE;
 }
 
@@ -336,7 +369,7 @@ items_changed_cb (QuireChatView *self, guint position, guint removed, guint adde
 
       while ((row = gtk_widget_get_first_child (self->rows)) != NULL)
         gtk_box_remove (GTK_BOX (self->rows), row);
-      self->first = n > ROWS_FIRST ? n - ROWS_FIRST : 0;
+      self->first = n - count_rows (self, n);
       position = 0;
       removed = 0;
       added = n - self->first;
@@ -765,6 +798,7 @@ static GtkWidget *
 transcript_new (QuireChatView *self)
 {
   GtkWidget *overlay = gtk_overlay_new (), *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 0);
+  GtkWidget *bin = adw_bin_new ();
 
   self->rows = g_object_new (GTK_TYPE_BOX, "orientation", GTK_ORIENTATION_VERTICAL, "spacing", 18,
                              "accessible-role", GTK_ACCESSIBLE_ROLE_LOG, NULL);
@@ -782,7 +816,9 @@ transcript_new (QuireChatView *self)
                            G_CONNECT_SWAPPED);
   g_signal_connect_object (self->adjustment, "value-changed", G_CALLBACK (value_changed_cb), self,
                            G_CONNECT_SWAPPED);
-  gtk_overlay_set_child (GTK_OVERLAY (overlay), self->scrolled);
+  gtk_widget_set_layout_manager (bin, quire_scroll_layout_new ());
+  adw_bin_set_child (ADW_BIN (bin), self->scrolled);
+  gtk_overlay_set_child (GTK_OVERLAY (overlay), bin);
   gtk_overlay_add_overlay (GTK_OVERLAY (overlay), jump_new (self));
   self->announcer = QUIRE_ANNOUNCER (quire_announcer_new ());
   gtk_widget_set_halign (GTK_WIDGET (self->announcer), GTK_ALIGN_START);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "app/quire-code-block.h"
+#include "app/quire-line-layout.h"
 #include "app/quire-markdown.h"
 
 #define INDENT_PX 24
@@ -146,6 +147,7 @@ row_new (const QuireBlock *block)
   GtkWidget *row = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   guint indent = block->list_depth > 0 ? (block->list_depth - 1) * INDENT_PX : 0;
 
+  gtk_widget_set_layout_manager (row, quire_line_layout_new (6, FALSE));
   gtk_widget_add_css_class (row, "block");
   if (block->quote_depth > 0)
     gtk_widget_add_css_class (row, "quote");

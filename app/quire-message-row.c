@@ -9,6 +9,7 @@
 
 #include "app/quire-chips.h"
 #include "app/quire-format.h"
+#include "app/quire-line-layout.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-markdown.h"
 #include "app/quire-pace.h"
@@ -208,6 +209,7 @@ build_user (QuireMessageRow *self)
   GtkWidget *line = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   GtkWidget *bubble;
 
+  gtk_widget_set_layout_manager (line, quire_line_layout_new (6, TRUE));
   gtk_widget_add_css_class (line, "quire-user");
   if (files->len > 0)
     {
