@@ -36,6 +36,8 @@ struct _QuireCachePanel
   GtkLabel *total, *cached, *zoom, *empty;
   GHashTable *bands; /* (guint64 -> Band) */
   GListStore *table;
+  GPtrArray
+      *rows; /* (element-type QuireTableRow) of the last snapshot: the table's while it is shown */
   QuireSessionTitleFunc title_func;
   gpointer title_data;
   qe_session_id active;
@@ -216,10 +218,12 @@ table_row_new (const qe_session_view *view, const char *title)
   return row;
 }
 
-/* Replaces rows that differ; the view keeps its selection and scroll position. */
+/* Replaces rows that differ; the view keeps its selection and scroll position. Nothing while nobody sees it: a view that is
+ * hidden sets the text of its cells all the same. */
 static void
-table_update (QuireCachePanel *self, GPtrArray *rows)
+table_update (QuireCachePanel *self)
 {
+  GPtrArray *rows = self->rows;
   guint n = g_list_model_get_n_items (G_LIST_MODEL (self->table));
 
   for (guint i = 0; i < rows->len; i++)
@@ -254,7 +258,7 @@ drop_unseen (gpointer key, gpointer value, gpointer user_data)
 void
 quire_cache_panel_set_snapshot (QuireCachePanel *self, const qe_snapshot *snapshot)
 {
-  g_autoptr (GPtrArray) rows = g_ptr_array_new_with_free_func (g_object_unref);
+  GPtrArray *rows = g_ptr_array_new_with_free_func (g_object_unref);
   g_autofree char *total = NULL, *size = NULL;
   guint n_pages = 0, n_shown = 0, per_cell = 1;
   guint64 bytes = 0;
@@ -290,7 +294,10 @@ quire_cache_panel_set_snapshot (QuireCachePanel *self, const qe_snapshot *snapsh
       n_shown++;
     }
   g_hash_table_foreach_remove (self->bands, drop_unseen, self);
-  table_update (self, rows);
+  g_ptr_array_unref (self->rows);
+  self->rows = rows;
+  if (g_strcmp0 (gtk_stack_get_visible_child_name (self->stack), "table") == 0)
+    table_update (self);
   quire_tier_history_set (QUIRE_TIER_HISTORY (self->history), snapshot);
   gtk_widget_set_visible (GTK_WIDGET (self->empty), n_shown == 0);
   size = quire_format_bytes (bytes);
@@ -411,8 +418,11 @@ table_build (QuireCachePanel *self)
 static void
 table_toggled_cb (GtkToggleButton *button, QuireCachePanel *self)
 {
-  gtk_stack_set_visible_child_name (self->stack,
-                                    gtk_toggle_button_get_active (button) ? "table" : "map");
+  gboolean active = gtk_toggle_button_get_active (button);
+
+  if (active)
+    table_update (self);
+  gtk_stack_set_visible_child_name (self->stack, active ? "table" : "map");
 }
 
 static GtkWidget *
@@ -537,6 +547,7 @@ quire_cache_panel_dispose (GObject *object)
 
   g_clear_pointer (&self->root, gtk_widget_unparent);
   g_clear_pointer (&self->bands, g_hash_table_unref);
+  g_clear_pointer (&self->rows, g_ptr_array_unref);
   g_clear_object (&self->table);
   G_OBJECT_CLASS (quire_cache_panel_parent_class)->dispose (object);
 }
@@ -562,6 +573,7 @@ quire_cache_panel_init (QuireCachePanel *self)
   GtkWidget *scrolled = gtk_scrolled_window_new ();
 
   self->bands = g_hash_table_new_full (g_int64_hash, g_int64_equal, NULL, g_free);
+  self->rows = g_ptr_array_new_with_free_func (g_object_unref);
   self->root = gtk_box_new (GTK_ORIENTATION_VERTICAL, 0);
   gtk_widget_set_parent (self->root, GTK_WIDGET (self));
   gtk_widget_set_size_request (GTK_WIDGET (self), 300, -1);

@@ -1,7 +1,10 @@
 /* quire-code-block.c: see quire-code-block.h.
  *
  * CSS nodes: codeblock(.card) > box.header, scrolledwindow > textview. The vertical wheel passes through to the
- * transcript: the inner scrolled window has nothing to scroll that way and must not eat it. */
+ * transcript: the inner scrolled window has nothing to scroll that way and must not eat it.
+ *
+ * A text view finds the height of new lines in an idle after the frame that it gets them in, so that a block that grows would
+ * always lack its last line. Here they are measured at once and asked for, until the view has caught up. */
 #include "app/quire-code-block.h"
 
 #include <adwaita.h>
@@ -11,6 +14,10 @@
 #include <string.h>
 
 #define COPIED_SHOWN_MS 1500
+/* So long after the last change the view knows its height itself. */
+#define SETTLED_MS 1000
+#define TOP_MARGIN_PX 6
+#define BOTTOM_MARGIN_PX 12
 
 struct _QuireCodeBlock
 {
@@ -19,8 +26,12 @@ struct _QuireCodeBlock
   GtkWidget *box;
   GtkLabel *language_label;
   GtkButton *copy_button;
+  GtkWidget *view;
   GtkSourceBuffer *buffer;
   char *code;
+  gsize last_line;  /* offset of the last line of code */
+  int lines_height; /* of the lines before it */
+  guint settled_source;
   char *language;
   guint copied_source;
 };
@@ -86,6 +97,50 @@ copy_clicked_cb (QuireCodeBlock *self)
   self->copied_source = g_timeout_add (COPIED_SHOWN_MS, hide_copied, self);
 }
 
+static gboolean
+settled_cb (gpointer user_data)
+{
+  QuireCodeBlock *self = user_data;
+
+  self->settled_source = 0;
+  gtk_widget_set_size_request (self->view, -1, -1);
+  return G_SOURCE_REMOVE;
+}
+
+/* Asks for the height of all lines, of which those before the last one are known. The font is, once there is a window. */
+static void
+request_height (QuireCodeBlock *self)
+{
+  g_autoptr (PangoLayout) layout = NULL;
+  PangoLayoutIter *line;
+  const char *last;
+  int height = 0, last_height;
+
+  if (self->code == NULL || gtk_widget_get_root (GTK_WIDGET (self)) == NULL)
+    return;
+  layout = gtk_widget_create_pango_layout (self->view, self->code + self->last_line);
+  line = pango_layout_get_iter (layout);
+  last = strrchr (self->code + self->last_line, '\n');
+  do
+    {
+      PangoRectangle logical;
+
+      pango_layout_iter_get_line_extents (line, NULL, &logical);
+      last_height = PANGO_PIXELS (logical.height);
+      height += last_height;
+  } while (pango_layout_iter_next_line (line));
+  pango_layout_iter_free (line);
+  gtk_widget_set_size_request (self->view, -1,
+                               TOP_MARGIN_PX + self->lines_height + height + BOTTOM_MARGIN_PX);
+  if (last != NULL)
+    {
+      self->last_line = (gsize)(last + 1 - self->code);
+      self->lines_height += height - last_height;
+    }
+  g_clear_handle_id (&self->settled_source, g_source_remove);
+  self->settled_source = g_timeout_add (SETTLED_MS, settled_cb, self);
+}
+
 void
 quire_code_block_set_code (QuireCodeBlock *self, const char *code, const char *language)
 {
@@ -112,9 +167,25 @@ quire_code_block_set_code (QuireCodeBlock *self, const char *code, const char *l
       gtk_text_buffer_insert (GTK_TEXT_BUFFER (self->buffer), &end, code + strlen (self->code), -1);
     }
   else
-    gtk_text_buffer_set_text (GTK_TEXT_BUFFER (self->buffer), code, -1);
+    {
+      gtk_text_buffer_set_text (GTK_TEXT_BUFFER (self->buffer), code, -1);
+      self->last_line = 0;
+      self->lines_height = 0;
+    }
   g_free (self->code);
   self->code = g_strdup (code);
+  request_height (self);
+}
+
+static void
+quire_code_block_root (GtkWidget *widget)
+{
+  QuireCodeBlock *self = QUIRE_CODE_BLOCK (widget);
+
+  GTK_WIDGET_CLASS (quire_code_block_parent_class)->root (widget);
+  self->last_line = 0;
+  self->lines_height = 0;
+  request_height (self);
 }
 
 static gboolean
@@ -145,6 +216,7 @@ quire_code_block_dispose (GObject *object)
   QuireCodeBlock *self = QUIRE_CODE_BLOCK (object);
 
   g_clear_handle_id (&self->copied_source, g_source_remove);
+  g_clear_handle_id (&self->settled_source, g_source_remove);
   g_clear_pointer (&self->box, gtk_widget_unparent);
   G_OBJECT_CLASS (quire_code_block_parent_class)->dispose (object);
 }
@@ -168,6 +240,7 @@ quire_code_block_class_init (QuireCodeBlockClass *klass)
 
   object_class->dispose = quire_code_block_dispose;
   object_class->finalize = quire_code_block_finalize;
+  widget_class->root = quire_code_block_root;
   gtk_widget_class_set_layout_manager_type (widget_class, GTK_TYPE_BIN_LAYOUT);
   gtk_widget_class_set_css_name (widget_class, "codeblock");
 }
@@ -198,7 +271,7 @@ build_header (QuireCodeBlock *self)
 static GtkWidget *
 build_text (QuireCodeBlock *self)
 {
-  GtkWidget *view = gtk_source_view_new_with_buffer (self->buffer);
+  GtkWidget *view = self->view = gtk_source_view_new_with_buffer (self->buffer);
   GtkWidget *scrolled = gtk_scrolled_window_new ();
   GtkEventController *scroll
       = gtk_event_controller_scroll_new (GTK_EVENT_CONTROLLER_SCROLL_BOTH_AXES);
@@ -207,8 +280,8 @@ build_text (QuireCodeBlock *self)
   gtk_text_view_set_cursor_visible (GTK_TEXT_VIEW (view), FALSE);
   gtk_text_view_set_monospace (GTK_TEXT_VIEW (view), TRUE);
   gtk_text_view_set_wrap_mode (GTK_TEXT_VIEW (view), GTK_WRAP_NONE);
-  gtk_text_view_set_top_margin (GTK_TEXT_VIEW (view), 6);
-  gtk_text_view_set_bottom_margin (GTK_TEXT_VIEW (view), 12);
+  gtk_text_view_set_top_margin (GTK_TEXT_VIEW (view), TOP_MARGIN_PX);
+  gtk_text_view_set_bottom_margin (GTK_TEXT_VIEW (view), BOTTOM_MARGIN_PX);
   gtk_text_view_set_left_margin (GTK_TEXT_VIEW (view), 12);
   gtk_text_view_set_right_margin (GTK_TEXT_VIEW (view), 12);
   gtk_source_view_set_highlight_current_line (GTK_SOURCE_VIEW (view), FALSE);

@@ -924,6 +924,9 @@ quire_conversation_pump (QuireConversation *self)
     {
       quire_reading_speed_note (self->client, &update.receipt);
       save_reply_now (self);
+      /* The frame with the words of a short one is still to come, and with it the last figure. */
+      if (quire_message_get_reply (reply)->shown_ms <= 0)
+        save_reply_soon (self);
       end_request (self);
       if (update.finish == QE_FINISH_STOP || update.finish == QE_FINISH_LENGTH)
         ask_title (self);

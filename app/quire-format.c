@@ -237,10 +237,13 @@ add_figure (GStrvBuilder *figures, const char *format, guint n)
 char **
 quire_format_receipt_figures (QuireMessage *message)
 {
-  const qe_receipt *r = &quire_message_get_reply (message)->receipt;
+  const QuireReply *reply = quire_message_get_reply (message);
+  const qe_receipt *r = &reply->receipt;
   g_autoptr (GStrvBuilder) figures = g_strv_builder_new ();
   g_autofree char *ending = quire_format_ending (message);
-  g_autofree char *first = quire_format_ms (r->first_token_ms);
+  /* From the key to the screen where that was seen. */
+  g_autofree char *first
+      = quire_format_ms (reply->shown_ms > 0 ? reply->shown_ms : r->first_token_ms);
   g_autofree char *speed = quire_format_speed (r->decode_tokens_per_s);
   g_autofree char *n_new = quire_format_count (r->n_new);
   g_autofree char *n_reused = quire_format_count (r->n_reused);

@@ -38,6 +38,7 @@ struct _QuireMessageRow
   gsize n_thinking_shown;
   QuirePace pace;
   guint pace_id;        /* the next frame shows more */
+  gboolean watched;     /* its reply ran when the row was last brought up to date */
   gulong painted_id;    /* waits for the first words to be painted */
   GdkFrameClock *clock; /* of painted_id; owned */
   GtkWidget *left_out;  /* the line under the last message that the model does not see; or NULL */
@@ -422,14 +423,14 @@ painted_cb (QuireMessageRow *self)
   quire_message_set_shown (self->message, g_get_monotonic_time ());
 }
 
-/* The first words are in the frame that is being made: when it is painted they are seen. */
+/* The first words are in the frame that is being made: when it is painted they are seen. All of a short reply may be in it. */
 static void
 wait_for_paint (QuireMessageRow *self, gsize n_bytes)
 {
   const QuireReply *reply = quire_message_get_reply (self->message);
 
   if (n_bytes == 0 || reply->shown_ms > 0 || reply->saved_ms <= 0 || self->painted_id != 0
-      || !quire_message_is_running (self->message) || !gtk_widget_get_mapped (GTK_WIDGET (self)))
+      || !self->watched || !gtk_widget_get_mapped (GTK_WIDGET (self)))
     return;
   self->clock = g_object_ref (gtk_widget_get_frame_clock (GTK_WIDGET (self)));
   self->painted_id
@@ -453,6 +454,7 @@ update_reply (QuireMessageRow *self)
   update_error (self);
   if (!running)
     fill_receipt (self);
+  self->watched = running;
   gtk_accessible_update_state (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_STATE_BUSY, running, -1);
 }
 

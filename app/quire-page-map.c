@@ -1,13 +1,30 @@
 /* quire-page-map.c: see quire-page-map.h.
  *
- * Drawing: one render node a row of cells, kept until a cell of that row changes, so a growing conversation draws its
- * last row alone. Colours come from the style (@quire_tier_gpu, _host, _disk), shapes tell the tiers apart without
+ * Drawing: a render node for each cell, kept until what the cell shows changes, and one that holds those of a row. So what
+ * is drawn anew is the changed cells, and the renderer finds them by comparing nodes. Full cells that look alike share the
+ * node that is moved to their places. Colours come from the style (@quire_tier_gpu, _host, _disk), shapes tell the tiers apart without
  * them: GPU solid, host half a cell along the diagonal in an outline, disk a hollow square. */
 #include "app/quire-page-map.h"
 
 #include <adwaita.h>
 #include <glib/gi18n.h>
 #include <string.h>
+
+typedef enum
+{
+  MARK_NONE,
+  MARK_SHARED,
+  MARK_MOVING,
+  N_MARKS
+} Mark;
+
+/* All that can be seen of a cell. */
+typedef struct
+{
+  guint tier;
+  Mark mark;
+  double level; /* 0.125..1 */
+} Look;
 
 struct _QuirePageMap
 {
@@ -16,7 +33,10 @@ struct _QuirePageMap
   qe_cell *pages;
   guint n_pages;
   QuireMapLayout layout;
-  GPtrArray *rows; /* (element-type GskRenderNode nullable) */
+  GPtrArray *cells,
+      *rows; /* (element-type GskRenderNode nullable); NULL: to be made, as what is behind the end */
+  GskRenderNode *full[QE_N_TIERS][N_MARKS]; /* full cells at 0, 0; NULL: to be made */
+  guint64 n_painted;
   int width;
   int cursor; /* cell, -1: none */
 };
@@ -155,29 +175,51 @@ append_arrow (QuirePageMap *self, GtkSnapshot *snapshot, const graphene_rect_t *
       }
 }
 
+/* A ringed dot, so that it stands out on a filled and on a hollow cell. */
 static void
-snapshot_cell (QuirePageMap *self, GtkSnapshot *snapshot, guint index, const graphene_rect_t *r)
+append_dot (QuirePageMap *self, GtkSnapshot *snapshot, const graphene_rect_t *r)
+{
+  GdkRGBA ring, dot;
+
+  lookup_color (GTK_WIDGET (self), "quire_cell_ring", &ring);
+  lookup_color (GTK_WIDGET (self), "quire_cell_dot", &dot);
+  gtk_snapshot_append_color (snapshot, &ring,
+                             &GRAPHENE_RECT_INIT (r->origin.x + 2, r->origin.y + 2, 4, 4));
+  gtk_snapshot_append_color (snapshot, &dot,
+                             &GRAPHENE_RECT_INIT (r->origin.x + 3, r->origin.y + 3, 2, 2));
+}
+
+static Look
+look_of (const QuireMapLayout *layout, const qe_cell *pages, guint index)
 {
   QuireMapCell cell;
-  double level;
 
-  quire_map_cell_merge (&cell, &self->layout, self->pages, index);
-  level = CLAMP ((double)cell.n_tokens / (16.0 * cell.n_pages), 0.125, 1.0);
-  quire_page_map_snapshot_swatch (GTK_WIDGET (self), snapshot, r, cell.tier, level);
-  if (cell.moving)
-    append_arrow (self, snapshot, r);
-  else if (cell.shared)
-    {
-      GdkRGBA ring, dot;
+  quire_map_cell_merge (&cell, layout, pages, index);
+  return (Look){ .tier = cell.tier,
+                 .mark = cell.moving   ? MARK_MOVING
+                         : cell.shared ? MARK_SHARED
+                                       : MARK_NONE,
+                 .level = CLAMP ((double)cell.n_tokens / (16.0 * cell.n_pages), 0.125, 1.0) };
+}
 
-      /* A ringed dot, so that it stands out on a filled and on a hollow cell. */
-      lookup_color (GTK_WIDGET (self), "quire_cell_ring", &ring);
-      lookup_color (GTK_WIDGET (self), "quire_cell_dot", &dot);
-      gtk_snapshot_append_color (snapshot, &ring,
-                                 &GRAPHENE_RECT_INIT (r->origin.x + 2, r->origin.y + 2, 4, 4));
-      gtk_snapshot_append_color (snapshot, &dot,
-                                 &GRAPHENE_RECT_INIT (r->origin.x + 3, r->origin.y + 3, 2, 2));
-    }
+static gboolean
+look_equal (const Look *a, const Look *b)
+{
+  return a->tier == b->tier && a->mark == b->mark && a->level == b->level;
+}
+
+static GskRenderNode *
+build_look (QuirePageMap *self, const Look *look)
+{
+  const graphene_rect_t r = GRAPHENE_RECT_INIT (0, 0, QUIRE_MAP_CELL_PX, QUIRE_MAP_CELL_PX);
+  GtkSnapshot *snapshot = gtk_snapshot_new ();
+
+  quire_page_map_snapshot_swatch (GTK_WIDGET (self), snapshot, &r, look->tier, look->level);
+  if (look->mark == MARK_MOVING)
+    append_arrow (self, snapshot, &r);
+  else if (look->mark == MARK_SHARED)
+    append_dot (self, snapshot, &r);
+  return gtk_snapshot_free_to_node (snapshot);
 }
 
 static float
@@ -190,39 +232,79 @@ cell_x (QuirePageMap *self, guint column)
 }
 
 static GskRenderNode *
+build_cell (QuirePageMap *self, guint index)
+{
+  Look look = look_of (&self->layout, self->pages, index);
+  guint column = index % self->layout.n_columns, row = index / self->layout.n_columns;
+  const graphene_point_t at
+      = GRAPHENE_POINT_INIT (cell_x (self, column), (float)(row * QUIRE_MAP_PITCH_PX));
+  g_autoptr (GskTransform) place = gsk_transform_translate (NULL, &at);
+  g_autoptr (GskRenderNode) shape = NULL;
+
+  self->n_painted++;
+  if (look.level < 1)
+    shape = build_look (self, &look);
+  else
+    {
+      GskRenderNode **full = &self->full[look.tier][look.mark];
+
+      if (*full == NULL)
+        *full = build_look (self, &look);
+      shape = gsk_render_node_ref (*full);
+    }
+  /* NULL is what a move by nothing is. */
+  return place != NULL ? gsk_transform_node_new (shape, place) : g_steal_pointer (&shape);
+}
+
+static GskRenderNode *
 build_row (QuirePageMap *self, guint row)
 {
-  GtkSnapshot *snapshot = gtk_snapshot_new ();
+  guint first = row * self->layout.n_columns;
+  guint end = MIN (first + self->layout.n_columns, self->layout.n_cells);
 
-  for (guint column = 0; column < self->layout.n_columns; column++)
-    {
-      guint index = row * self->layout.n_columns + column;
-
-      if (index >= self->layout.n_cells)
-        break;
-      snapshot_cell (self, snapshot, index,
-                     &GRAPHENE_RECT_INIT (cell_x (self, column), (float)(row * QUIRE_MAP_PITCH_PX),
-                                          QUIRE_MAP_CELL_PX, QUIRE_MAP_CELL_PX));
-    }
-  return gtk_snapshot_free_to_node (snapshot);
+  for (guint i = first; i < end; i++)
+    if (g_ptr_array_index (self->cells, i) == NULL)
+      g_ptr_array_index (self->cells, i) = build_cell (self, i);
+  return gsk_container_node_new ((GskRenderNode **)&g_ptr_array_index (self->cells, first),
+                                 end - first);
 }
 
 static void
-row_free (gpointer node)
+node_free (gpointer node)
 {
   if (node != NULL)
     gsk_render_node_unref (node);
 }
 
 static void
-forget_rows (QuirePageMap *self, guint first_page)
+forget_node (GPtrArray *nodes, guint index)
 {
-  guint row = self->layout.n_columns > 0
-                  ? first_page / self->layout.pages_per_cell / self->layout.n_columns
-                  : 0;
+  if (index < nodes->len)
+    node_free (g_steal_pointer (&g_ptr_array_index (nodes, index)));
+}
 
-  if (row < self->rows->len)
-    g_ptr_array_set_size (self->rows, (int)row);
+static void
+forget_cell (QuirePageMap *self, guint index)
+{
+  forget_node (self->cells, index);
+  forget_node (self->rows, index / self->layout.n_columns);
+}
+
+static void
+forget_cells (QuirePageMap *self)
+{
+  g_ptr_array_set_size (self->cells, 0);
+  g_ptr_array_set_size (self->rows, 0);
+}
+
+/* The style, or the direction, is another. */
+static void
+forget_looks (QuirePageMap *self)
+{
+  forget_cells (self);
+  for (guint tier = 0; tier < QE_N_TIERS; tier++)
+    for (guint mark = 0; mark < N_MARKS; mark++)
+      node_free (g_steal_pointer (&self->full[tier][mark]));
 }
 
 static void
@@ -230,11 +312,14 @@ quire_page_map_snapshot (GtkWidget *widget, GtkSnapshot *snapshot)
 {
   QuirePageMap *self = QUIRE_PAGE_MAP (widget);
 
-  while (self->rows->len < self->layout.n_rows)
-    g_ptr_array_add (self->rows, build_row (self, self->rows->len));
+  g_ptr_array_set_size (self->cells, (int)self->layout.n_cells);
+  g_ptr_array_set_size (self->rows, (int)self->layout.n_rows);
   for (guint i = 0; i < self->rows->len; i++)
-    if (g_ptr_array_index (self->rows, i) != NULL)
+    {
+      if (g_ptr_array_index (self->rows, i) == NULL)
+        g_ptr_array_index (self->rows, i) = build_row (self, i);
       gtk_snapshot_append_node (snapshot, g_ptr_array_index (self->rows, i));
+    }
   if (self->cursor >= 0 && self->cursor < (int)self->layout.n_cells
       && gtk_widget_has_visible_focus (widget))
     {
@@ -261,7 +346,7 @@ relayout (QuirePageMap *self, int width)
   self->width = width;
   quire_map_layout_compute (&self->layout, self->n_pages, width);
   if (n_columns != self->layout.n_columns || per_cell != self->layout.pages_per_cell)
-    g_ptr_array_set_size (self->rows, 0);
+    forget_cells (self);
 }
 
 static void
@@ -297,29 +382,74 @@ quire_page_map_size_allocate (GtkWidget *widget, int width, int height, int base
 
   relayout (self, width);
   if (moved)
-    g_ptr_array_set_size (self->rows, 0);
+    forget_cells (self);
+}
+
+/* Whether a cell that is there before and after has other pages, and looks other for it. */
+static gboolean
+cell_changes (QuirePageMap *self, const QuireMapLayout *layout, const qe_cell *pages, guint index)
+{
+  guint first = index * layout->pages_per_cell;
+  guint n_before = MIN (layout->pages_per_cell, self->n_pages - first),
+        n = MIN (layout->pages_per_cell, layout->n_pages - first);
+  Look before, after;
+
+  if (n == n_before && memcmp (pages + first, self->pages + first, n * sizeof *pages) == 0)
+    return FALSE;
+  before = look_of (&self->layout, self->pages, index);
+  after = look_of (layout, pages, index);
+  return !look_equal (&before, &after);
+}
+
+/* Forgets the nodes of cells that will look other with @pages. Returns: whether there are such cells. */
+static gboolean
+forget_changed (QuirePageMap *self, const qe_cell *pages, guint n_pages)
+{
+  QuireMapLayout layout;
+  guint n_both;
+  gboolean changed;
+
+  quire_map_layout_compute (&layout, n_pages, self->width);
+  changed = layout.n_cells != self->layout.n_cells;
+  if (layout.pages_per_cell != self->layout.pages_per_cell)
+    {
+      forget_cells (self);
+      return TRUE;
+    }
+  n_both = MIN (layout.n_cells, self->layout.n_cells);
+  for (guint i = 0; i < n_both; i++)
+    if (cell_changes (self, &layout, pages, i))
+      {
+        forget_cell (self, i);
+        changed = TRUE;
+      }
+  /* The row that gets cells, or loses some; rows behind it are made or go as a whole. */
+  if (layout.n_cells != self->layout.n_cells)
+    forget_node (self->rows, n_both / layout.n_columns);
+  return changed;
 }
 
 void
 quire_page_map_set_pages (QuirePageMap *self, const qe_cell *pages, guint n_pages,
                           const char *title)
 {
-  guint first = 0, n_shared = 0, n_rows = self->layout.n_rows;
+  guint n_shared = 0, n_rows = self->layout.n_rows;
   QuireMapLayout all = { .n_pages = n_pages, .pages_per_cell = MAX (n_pages, 1) };
   QuireMapCell sum;
   g_autofree char *label = NULL;
 
   g_return_if_fail (QUIRE_IS_PAGE_MAP (self));
 
-  while (first < MIN (n_pages, self->n_pages)
-         && memcmp (&pages[first], &self->pages[first], sizeof *pages) == 0)
-    first++;
-  if (first == n_pages && n_pages == self->n_pages)
+  if (n_pages == self->n_pages
+      && (n_pages == 0 || memcmp (pages, self->pages, n_pages * sizeof *pages) == 0))
     return;
-  self->pages = g_renew (qe_cell, self->pages, n_pages);
-  memcpy (self->pages + first, pages + first, (n_pages - first) * sizeof *pages);
+  if (forget_changed (self, pages, n_pages))
+    gtk_widget_queue_draw (GTK_WIDGET (self));
+  if (n_pages != self->n_pages)
+    self->pages = g_renew (qe_cell, self->pages, n_pages);
+  if (n_pages > 0)
+    memcpy (self->pages, pages, n_pages * sizeof *pages);
   self->n_pages = n_pages;
-  forget_rows (self, first);
   relayout (self, self->width);
   self->cursor = MIN (self->cursor, (int)self->layout.n_cells - 1);
   for (guint i = 0; i < n_pages; i++)
@@ -334,7 +464,13 @@ quire_page_map_set_pages (QuirePageMap *self, const qe_cell *pages, guint n_page
   gtk_accessible_update_property (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_PROPERTY_LABEL, label, -1);
   if (n_rows != self->layout.n_rows)
     gtk_widget_queue_resize (GTK_WIDGET (self));
-  gtk_widget_queue_draw (GTK_WIDGET (self));
+}
+
+guint64
+quire_page_map_get_n_painted (QuirePageMap *self)
+{
+  g_return_val_if_fail (QUIRE_IS_PAGE_MAP (self), 0);
+  return self->n_painted;
 }
 
 guint
@@ -436,7 +572,7 @@ key_pressed_cb (GtkEventControllerKey *controller, guint key, guint code, GdkMod
 static void
 redraw_all (QuirePageMap *self)
 {
-  g_ptr_array_set_size (self->rows, 0);
+  forget_looks (self);
   gtk_widget_queue_draw (GTK_WIDGET (self));
 }
 
@@ -448,11 +584,20 @@ quire_page_map_css_changed (GtkWidget *widget, GtkCssStyleChange *change)
 }
 
 static void
+quire_page_map_direction_changed (GtkWidget *widget, GtkTextDirection before)
+{
+  GTK_WIDGET_CLASS (quire_page_map_parent_class)->direction_changed (widget, before);
+  redraw_all (QUIRE_PAGE_MAP (widget));
+}
+
+static void
 quire_page_map_finalize (GObject *object)
 {
   QuirePageMap *self = QUIRE_PAGE_MAP (object);
 
+  forget_looks (self);
   g_free (self->pages);
+  g_ptr_array_unref (self->cells);
   g_ptr_array_unref (self->rows);
   G_OBJECT_CLASS (quire_page_map_parent_class)->finalize (object);
 }
@@ -469,6 +614,7 @@ quire_page_map_class_init (QuirePageMapClass *klass)
   widget_class->size_allocate = quire_page_map_size_allocate;
   widget_class->query_tooltip = quire_page_map_query_tooltip;
   widget_class->css_changed = quire_page_map_css_changed;
+  widget_class->direction_changed = quire_page_map_direction_changed;
   gtk_widget_class_set_css_name (widget_class, "pagemap");
   gtk_widget_class_set_accessible_role (widget_class, GTK_ACCESSIBLE_ROLE_IMG);
 }
@@ -479,7 +625,8 @@ quire_page_map_init (QuirePageMap *self)
   GtkEventController *keys = gtk_event_controller_key_new ();
   AdwStyleManager *style = adw_style_manager_get_default ();
 
-  self->rows = g_ptr_array_new_with_free_func (row_free);
+  self->cells = g_ptr_array_new_with_free_func (node_free);
+  self->rows = g_ptr_array_new_with_free_func (node_free);
   self->cursor = -1;
   quire_map_layout_compute (&self->layout, 0, 0);
   gtk_widget_set_focusable (GTK_WIDGET (self), TRUE);

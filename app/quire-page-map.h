@@ -40,6 +40,8 @@ GtkWidget *quire_page_map_new (void);
 /* Copies @pages. @title: for the accessible label. */
 void quire_page_map_set_pages (QuirePageMap *self, const qe_cell *pages, guint n_pages,
                                const char *title);
+/* Cells that were drawn anew so far. For tests. */
+guint64 quire_page_map_get_n_painted (QuirePageMap *self);
 guint quire_page_map_get_pages_per_cell (QuirePageMap *self);
 
 /* Draws one cell or swatch in the tier's shape. */

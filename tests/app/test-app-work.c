@@ -4,6 +4,8 @@
 #include "app/quire-cache-panel.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-message-row.h"
+#include "app/quire-page-map.h"
+#include "app/quire-settings.h"
 #include "tests/app/ui-harness.h"
 
 /* ---- Tests ---- */
@@ -131,6 +133,198 @@ static QuireCachePanel *panel(void)
     return QUIRE_CACHE_PANEL(find(GTK_WIDGET(window), QUIRE_TYPE_CACHE_PANEL));
 }
 
+/* ---- Frames ---- */
+
+static guint n_frames;
+
+static void count_frame(void)
+{
+    n_frames++;
+}
+
+static gboolean has_frames(gpointer n)
+{
+    return n_frames >= GPOINTER_TO_UINT(n);
+}
+
+static GtkWidget *code_view;
+static guint n_lines;
+static int heights[16]; /* of the view, in the frame that it got its line in */
+
+static void add_line(GtkWidget *markdown)
+{
+    g_autoptr(GString) text = g_string_new("A list of numbers:\n\n```c\n");
+
+    if (n_lines + 1 == G_N_ELEMENTS(heights))
+        return;
+    n_lines++;
+    for (guint i = 0; i < n_lines; i++)
+        g_string_append_printf(text, "int number_%u = %u;\n", i, i);
+    quire_markdown_view_set_text(QUIRE_MARKDOWN_VIEW(markdown), text->str, text->len);
+}
+
+static void note_height(GtkWidget *markdown)
+{
+    code_view = find(markdown, GTK_TYPE_TEXT_VIEW);
+    if (code_view != NULL && heights[n_lines] == 0)
+        heights[n_lines] = gtk_widget_get_height(code_view);
+}
+
+static gboolean has_all_lines(gpointer data)
+{
+    return heights[G_N_ELEMENTS(heights) - 1] > 0;
+}
+
+/* A code block that grows is as high as its lines in the very frame that shows them. */
+static void test_code_height(void)
+{
+    GtkWidget *own = gtk_window_new(), *box = gtk_box_new(GTK_ORIENTATION_VERTICAL, 0);
+    GtkWidget *markdown = quire_markdown_view_new();
+    GdkFrameClock *frames;
+    int settled, line;
+
+    gtk_window_set_default_size(GTK_WINDOW(own), 500, 600);
+    gtk_widget_set_valign(markdown, GTK_ALIGN_START);
+    gtk_box_append(GTK_BOX(box), markdown);
+    gtk_window_set_child(GTK_WINDOW(own), box);
+    gtk_window_present(GTK_WINDOW(own));
+    frames = gtk_widget_get_frame_clock(own);
+    g_signal_connect_object(frames, "update", G_CALLBACK(add_line), markdown, G_CONNECT_SWAPPED);
+    g_signal_connect_object(frames, "after-paint", G_CALLBACK(note_height), markdown, G_CONNECT_SWAPPED);
+    gdk_frame_clock_begin_updating(frames);
+    wait_for("all lines", has_all_lines, NULL);
+    gdk_frame_clock_end_updating(frames);
+    wait_ms(1500); /* the view has found its height by itself */
+    settled = gtk_widget_get_height(code_view);
+    g_assert_cmpint(heights[n_lines], ==, settled);
+    line = (settled - heights[1]) / (int)(n_lines - 1);
+    g_assert_cmpint(line, >, 8);
+    for (guint i = 1; i <= n_lines; i++)
+        g_assert_cmpint(heights[i], ==, settled - (int)(n_lines - i) * line);
+    gtk_window_destroy(GTK_WINDOW(own));
+}
+
+static guint64 n_painted_after(GtkWidget *map, const qe_cell *pages, guint n_pages)
+{
+    guint64 before = quire_page_map_get_n_painted(QUIRE_PAGE_MAP(map));
+
+    n_frames = 0;
+    quire_page_map_set_pages(QUIRE_PAGE_MAP(map), pages, n_pages, "A chat");
+    gtk_widget_queue_draw(gtk_widget_get_parent(map));
+    wait_for("a frame", has_frames, GUINT_TO_POINTER(2));
+    return quire_page_map_get_n_painted(QUIRE_PAGE_MAP(map)) - before;
+}
+
+/* Of a large conversation, 8 pages a cell, only cells that change are drawn. */
+static void test_map(void)
+{
+    enum { N = 16000 };
+    g_autofree qe_cell *pages = g_new0(qe_cell, N + 16);
+    GtkWidget *own = gtk_window_new(), *map = quire_page_map_new();
+    GdkFrameClock *frames;
+
+    for (guint i = 0; i < N + 16; i++)
+        pages[i] = (qe_cell){.flags = QE_TIER_GPU, .n_refs = 1, .n_tokens = 16};
+    gtk_window_set_default_size(GTK_WINDOW(own), 300, 700);
+    gtk_window_set_child(GTK_WINDOW(own), map);
+    gtk_window_present(GTK_WINDOW(own));
+    frames = gtk_widget_get_frame_clock(own);
+    g_signal_connect(frames, "after-paint", G_CALLBACK(count_frame), NULL);
+    gdk_frame_clock_begin_updating(frames);
+    n_painted_after(map, pages, N);
+    g_assert_cmpuint(n_painted_after(map, pages, N), ==, 0);
+    pages[0].flags = QE_TIER_HOST;
+    g_assert_cmpuint(n_painted_after(map, pages, N), ==, 1);
+    /* Its cell showed the worst of its pages before. */
+    pages[1].flags = QE_TIER_HOST;
+    g_assert_cmpuint(n_painted_after(map, pages, N), ==, 0);
+    /* The last cell is filled, then a new one begins. */
+    pages[N - 1].n_tokens = 3;
+    g_assert_cmpuint(n_painted_after(map, pages, N), ==, 1);
+    pages[N - 1].n_tokens = 16;
+    g_assert_cmpuint(n_painted_after(map, pages, N + 1), ==, 2);
+    /* The last cell goes, and the one before it looks full with one page as with eight. */
+    g_assert_cmpuint(n_painted_after(map, pages, N - 7), ==, 0);
+    g_assert_cmpuint(n_painted_after(map, pages, N + 1), ==, 1);
+    for (guint i = 0; i < 64; i++)
+        pages[(i + 1) * 240].flags |= QE_CELL_MOVING;
+    g_assert_cmpuint(n_painted_after(map, pages, N + 1), ==, 64);
+    gdk_frame_clock_end_updating(frames);
+    g_signal_handlers_disconnect_by_func(frames, G_CALLBACK(count_frame), NULL);
+    gtk_window_destroy(GTK_WINDOW(own));
+}
+
+static guint n_wanted, n_frames_to_message;
+static gboolean has_caret;
+
+/* Whether the user's message and the caret of the reply were in the frame. */
+static void look_for_message(void)
+{
+    GtkWidget *row = last_row(), *user = row != NULL ? gtk_widget_get_prev_sibling(row) : NULL;
+
+    if (n_wanted == 0)
+        return;
+    n_frames_to_message++;
+    if (!has_n_messages(GUINT_TO_POINTER(n_wanted)) || user == NULL || gtk_widget_get_height(user) == 0)
+        return;
+    for (GtkWidget *child = gtk_widget_get_first_child(row); child != NULL;
+         child = gtk_widget_get_next_sibling(child))
+        has_caret |= gtk_widget_has_css_class(child, "quire-caret") && gtk_widget_get_mapped(child) &&
+                     gtk_widget_get_height(child) > 0;
+    n_wanted = 0;
+}
+
+static gboolean return_pressed(
+    GtkEventController *controller, guint keyval, guint keycode, GdkModifierType state)
+{
+    if (keyval == GDK_KEY_Return) {
+        n_wanted = g_list_model_get_n_items(G_LIST_MODEL(conversation())) + 2;
+        n_frames_to_message = 0;
+        has_caret = FALSE;
+    }
+    return GDK_EVENT_PROPAGATE;
+}
+
+static gboolean has_shown(gpointer data)
+{
+    return quire_message_get_reply(quire_conversation_get_last_reply(conversation()))->shown_ms > 0;
+}
+
+/* The user's message and a caret are painted on the frame after Enter, and the first word's way to the screen is measured,
+ * of a reply too that is over before a frame comes. */
+static void test_enter(void)
+{
+    GtkEventController *keys = gtk_event_controller_key_new();
+    GdkFrameClock *frames;
+    gulong handler;
+
+    open_window(900, 600);
+    frames = gtk_widget_get_frame_clock(GTK_WIDGET(window));
+    handler = g_signal_connect(frames, "after-paint", G_CALLBACK(look_for_message), NULL);
+    gtk_event_controller_set_propagation_phase(keys, GTK_PHASE_CAPTURE);
+    g_signal_connect(keys, "key-pressed", G_CALLBACK(return_pressed), NULL);
+    gtk_widget_add_controller(GTK_WIDGET(window), keys);
+    for (guint i = 0; i < 2; i++) {
+        const QuireReply *reply;
+
+        g_settings_set_uint(quire_settings_get_default(), "max-tokens", i == 0 ? 40 : 1);
+        say("Hello", 2 * (i + 1));
+        wait_for("the reply", is_idle, NULL);
+        wait_for("its first word", has_shown, NULL);
+        g_assert_cmpuint(n_frames_to_message, ==, 1);
+        g_assert_true(has_caret);
+        reply = quire_message_get_reply(quire_conversation_get_last_reply(conversation()));
+        /* The parts are in the order in which they come, and none is more than what is before the screen has it. */
+        g_assert_cmpfloat(reply->saved_ms, >, 0);
+        g_assert_cmpfloat(receipt()->first_token_ms, >=,
+            receipt()->queue_ms + receipt()->restore_ms + receipt()->prefill_ms - 1);
+        g_assert_cmpfloat(reply->shown_ms, >=, reply->saved_ms + receipt()->first_token_ms - 1);
+    }
+    g_settings_reset(quire_settings_get_default(), "max-tokens");
+    g_signal_handler_disconnect(frames, handler);
+    close_window();
+}
+
 static guint n_wakes;
 static GPollFunc poll_before;
 
@@ -152,6 +346,7 @@ static gboolean panel_got_one(gpointer before)
 static void test_hidden(void)
 {
     guint64 before;
+    gulong handler;
 
     /* A blinking cursor is the toolkit's, and ends by itself after ten seconds. */
     g_object_set(gtk_settings_get_default(), "gtk-cursor-blink", FALSE, NULL);
@@ -165,9 +360,13 @@ static void test_hidden(void)
     wait_ms(2000);
     poll_before = g_main_context_get_poll_func(NULL);
     g_main_context_set_poll_func(NULL, count_poll);
-    n_wakes = 0;
+    n_wakes = n_frames = 0;
+    handler = g_signal_connect(
+        gtk_widget_get_frame_clock(GTK_WIDGET(window)), "after-paint", G_CALLBACK(count_frame), NULL);
     wait_ms(5000);
     g_main_context_set_poll_func(NULL, poll_before);
+    g_signal_handler_disconnect(gtk_widget_get_frame_clock(GTK_WIDGET(window)), handler);
+    g_assert_cmpuint(n_frames, ==, 0);
     g_test_message("%u wake-ups in 5 s", n_wakes);
     /* One of them is that of the wait itself. */
     g_assert_cmpuint(n_wakes, <=, 5 + 1);
@@ -184,6 +383,9 @@ static void add_tests(void)
     g_test_add_func("/app/work/blocks", test_blocks);
     g_test_add_func("/app/work/rows", test_rows);
     g_test_add_func("/app/work/hidden", test_hidden);
+    g_test_add_func("/app/work/code-height", test_code_height);
+    g_test_add_func("/app/work/map", test_map);
+    g_test_add_func("/app/work/enter", test_enter);
 }
 
 int main(int argc, char **argv)
