@@ -13,6 +13,7 @@
 
 #include "app/quire-sidebar-entry.h"
 #include "app/quire-sidebar-row.h"
+#include "app/quire-widget.h"
 
 struct _QuireSidebar
 {
@@ -387,7 +388,7 @@ quire_sidebar_rename (QuireSidebar *self, QuireHistoryItem *item)
   gtk_accessible_update_property (GTK_ACCESSIBLE (entry), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Title"), -1);
   gtk_editable_set_width_chars (GTK_EDITABLE (entry), 24);
-  button = gtk_button_new_with_mnemonic (_ ("_Rename"));
+  button = quire_mnemonic_button_new (_ ("_Rename"));
   gtk_widget_add_css_class (button, "suggested-action");
   gtk_box_append (GTK_BOX (line), entry);
   gtk_box_append (GTK_BOX (line), button);

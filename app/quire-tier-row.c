@@ -292,7 +292,8 @@ quire_tier_row_new (qe_tier tier)
   gtk_box_append (GTK_BOX (head), name);
   gtk_box_append (GTK_BOX (head), GTK_WIDGET (self->numbers));
 
-  self->bar = gtk_drawing_area_new ();
+  self->bar
+      = g_object_new (GTK_TYPE_DRAWING_AREA, "accessible-role", GTK_ACCESSIBLE_ROLE_IMG, NULL);
   gtk_drawing_area_set_content_height (GTK_DRAWING_AREA (self->bar), BAR_HEIGHT_PX);
   gtk_drawing_area_set_draw_func (GTK_DRAWING_AREA (self->bar), draw_bar, self, NULL);
   gtk_widget_add_css_class (self->bar, "tierbar");

@@ -8,6 +8,7 @@
 #include "app/quire-flatpak-gpu-group.h"
 #include "app/quire-flatpak-gpu.h"
 #include "app/quire-gpu-facts.h"
+#include "app/quire-widget.h"
 
 typedef struct
 {
@@ -122,7 +123,7 @@ status_new (WhyGpu *self, gboolean with_advice)
   gtk_widget_set_margin_bottom (box, 12);
   if (facts->reason == NULL)
     {
-      GtkWidget *use = gtk_button_new_with_mnemonic (_ ("_Use It"));
+      GtkWidget *use = quire_mnemonic_button_new (_ ("_Use It"));
 
       gtk_widget_add_css_class (use, "pill");
       gtk_widget_add_css_class (use, "suggested-action");
@@ -213,7 +214,7 @@ quire_why_gpu_present (GtkWindow *parent)
   self->cancellable = g_cancellable_new ();
   g_object_set_data_full (G_OBJECT (window), "quire-why-gpu", self, why_gpu_free);
   self->box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 0);
-  self->check = gtk_button_new_with_mnemonic (_ ("Check _Again"));
+  self->check = quire_mnemonic_button_new (_ ("Check _Again"));
   self->spinner = gtk_spinner_new ();
   self->toasts = ADW_TOAST_OVERLAY (adw_toast_overlay_new ());
   g_signal_connect_swapped (self->check, "clicked", G_CALLBACK (look), self);
