@@ -418,6 +418,17 @@ bind_cell_cb (GtkSignalListItemFactory *factory, GtkListItem *item, gpointer col
   name_cell (gtk_widget_get_parent (label), row, GPOINTER_TO_INT (column));
 }
 
+/* GTK's own widgets in the line of titles, in the order of the columns. */
+static void
+name_titles (GtkWidget *line)
+{
+  int c = 0;
+
+  for (GtkWidget *title = gtk_widget_get_first_child (line); title != NULL && c < N_COLUMNS;
+       title = gtk_widget_get_next_sibling (title))
+    quire_widget_set_label (title, column_title (c++));
+}
+
 static GtkWidget *
 table_build (QuireCachePanel *self)
 {
@@ -443,6 +454,7 @@ table_build (QuireCachePanel *self)
   for (GtkWidget *part = gtk_widget_get_first_child (view); part != NULL;
        part = gtk_widget_get_next_sibling (part))
     quire_widget_set_label (part, _ ("Cache by chat"));
+  name_titles (gtk_widget_get_first_child (view));
   gtk_accessible_update_property (GTK_ACCESSIBLE (view), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Cache by chat"), -1);
   gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_AUTOMATIC,

@@ -275,6 +275,7 @@ head_new (QuireCompareResult *self)
   self->setup = button_new (self, _ ("Set _Up…"), &signals[SETUP]);
   self->export = gtk_menu_button_new ();
   gtk_menu_button_set_label (GTK_MENU_BUTTON (self->export), _ ("Export"));
+  quire_widget_set_label (self->export, _ ("Export"));
   g_menu_append (menu, _ ("Figures as _CSV…"), "compare.export-csv");
   g_menu_append (menu, _ ("Picture as _PNG…"), "compare.export-png");
   gtk_menu_button_set_menu_model (GTK_MENU_BUTTON (self->export), G_MENU_MODEL (menu));

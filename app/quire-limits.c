@@ -463,6 +463,7 @@ quire_limits_present (GtkWindow *parent, qe_tier tier)
   GtkWidget *window = adw_preferences_window_new ();
   GtkWidget *page = adw_preferences_page_new (), *limits = quire_limits_new ();
 
+  adw_preferences_page_set_title (ADW_PREFERENCES_PAGE (page), _ ("Limits"));
   adw_preferences_page_add (ADW_PREFERENCES_PAGE (page), ADW_PREFERENCES_GROUP (limits));
   adw_preferences_window_add (ADW_PREFERENCES_WINDOW (window), ADW_PREFERENCES_PAGE (page));
   adw_preferences_window_set_search_enabled (ADW_PREFERENCES_WINDOW (window), FALSE);

@@ -65,6 +65,9 @@ update (QuireSidebarRow *self)
   gtk_widget_set_visible (self->spinner, running);
   gtk_widget_set_visible (self->dot, unread && !running);
   gtk_widget_set_visible (self->menu, item != NULL);
+  /* GTK gives the focus to no row that cannot be selected, and no key goes past one: a heading takes it inside. */
+  gtk_widget_set_focusable (GTK_WIDGET (self), item == NULL);
+  quire_widget_set_label (GTK_WIDGET (self), text);
   update_name (self, text);
 }
 

@@ -8,6 +8,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-versions.h"
+#include "app/quire-widget.h"
 
 #define BAR_HEIGHT_PX 8
 #define BAR_RADIUS_PX 4
@@ -180,11 +181,14 @@ format_note (const qe_tier_view *view, const qe_device_view *device)
 static void
 set_button (QuireTierRow *self, const char *label, const char *name, const char *action)
 {
+  const char *const tiers[] = { _ ("GPU"), _ ("Host memory"), _ ("Disk") };
+  /* Translators: a tier, then what its button is for. */
+  g_autofree char *full = g_strdup_printf (C_ ("button", "%s: %s"), tiers[self->tier], name);
+
   if (g_strcmp0 (gtk_button_get_label (GTK_BUTTON (self->button)), label) == 0)
     return;
   gtk_button_set_label (GTK_BUTTON (self->button), label);
-  gtk_accessible_update_property (GTK_ACCESSIBLE (self->button), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                  name, -1);
+  quire_widget_set_label (self->button, full);
   gtk_widget_set_tooltip_text (self->button, name);
   quire_button_set_action (self->button, action);
 }

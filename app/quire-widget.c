@@ -215,14 +215,14 @@ static void
 name_icon_button (GtkWidget *button)
 {
   const char *name = gtk_widget_get_tooltip_text (button);
+  const char *icon = gtk_button_get_icon_name (GTK_BUTTON (button));
 
   if (gtk_test_accessible_has_property (GTK_ACCESSIBLE (button), GTK_ACCESSIBLE_PROPERTY_LABEL))
     return;
-  if (gtk_widget_has_css_class (button, "close"))
-    name = _ ("Close");
-  else if (name == NULL
-           && strcmp (gtk_button_get_icon_name (GTK_BUTTON (button)), "edit-find-symbolic") == 0)
-    name = _ ("Search");
+  if (name == NULL)
+    name = strcmp (icon, "window-close-symbolic") == 0 ? _ ("Close")
+           : strcmp (icon, "edit-find-symbolic") == 0  ? _ ("Search")
+                                                       : NULL;
   if (name != NULL)
     quire_widget_set_label (button, name);
 }
@@ -299,6 +299,16 @@ quire_widget_name_tabs (AdwTabBar *bar)
   /* After the bar's own, which makes the tab. */
   g_signal_connect_object (adw_tab_bar_get_view (bar), "page-attached",
                            G_CALLBACK (page_attached_cb), bar, G_CONNECT_SWAPPED | G_CONNECT_AFTER);
+}
+
+void
+quire_widget_name_toasts (AdwToastOverlay *overlay)
+{
+  GListModel *children = gtk_widget_observe_children (GTK_WIDGET (overlay));
+
+  g_signal_connect_object (children, "items-changed", G_CALLBACK (quire_widget_name_all), overlay,
+                           G_CONNECT_SWAPPED);
+  g_object_set_data_full (G_OBJECT (overlay), "quire-children", children, g_object_unref);
 }
 
 static void

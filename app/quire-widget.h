@@ -23,6 +23,8 @@ void quire_drop_down_set_label (GtkDropDown *drop_down, const char *label);
 void quire_widget_name_all (GtkWidget *root);
 /* Does so for the tabs of @bar, which has its view, as they come. */
 void quire_widget_name_tabs (AdwTabBar *bar);
+/* Does so for the toasts of @overlay as they come. */
+void quire_widget_name_toasts (AdwToastOverlay *overlay);
 /* Does so for each window that opens, from now on. */
 void quire_widget_name_windows (void);
 

@@ -4,19 +4,22 @@
 #include <math.h>
 #include <string.h>
 
-#define ACCESSIBLE "org.a11y.atspi.Accessible"
-#define ACTION "org.a11y.atspi.Action"
-#define TEXT "org.a11y.atspi.Text"
-#define VALUE "org.a11y.atspi.Value"
-#define COMPONENT "org.a11y.atspi.Component"
-#define REGISTRY "org.a11y.atspi.Registry"
-#define ROOT "/org/a11y/atspi/accessible/root"
+#define ACCESSIBLE   "org.a11y.atspi.Accessible"
+#define ACTION       "org.a11y.atspi.Action"
+#define TEXT         "org.a11y.atspi.Text"
+#define VALUE        "org.a11y.atspi.Value"
+#define COMPONENT    "org.a11y.atspi.Component"
+#define REGISTRY     "org.a11y.atspi.Registry"
+#define EVENT_OBJECT "org.a11y.atspi.Event.Object"
+#define ROOT         "/org/a11y/atspi/accessible/root"
 /* A program that computes on every core answers late. */
-#define CALL_MS 60000
+#define CALL_MS   60000
 #define DEPTH_MAX 100
 
 static GDBusConnection *bus;
 static char *program; /* its name on the bus */
+static GPtrArray *events;
+static guint listening;
 
 /* ---- Calls ---- */
 
@@ -37,8 +40,8 @@ static GVariant *call(
 /* Returns: owned; the property's value. */
 static GVariant *get(const char *path, const char *interface, const char *property)
 {
-    g_autoptr(GVariant) reply = call(path, "org.freedesktop.DBus.Properties", "Get",
-        g_variant_new("(ss)", interface, property), "(v)");
+    g_autoptr(GVariant) reply = call(
+        path, "org.freedesktop.DBus.Properties", "Get", g_variant_new("(ss)", interface, property), "(v)");
     GVariant *value = NULL;
 
     if (reply != NULL)
@@ -104,6 +107,10 @@ gboolean at_find_program(guint pid, guint ms)
 
 void at_close(void)
 {
+    if (listening != 0)
+        g_dbus_connection_signal_unsubscribe(bus, listening);
+    listening = 0;
+    g_clear_pointer(&events, g_ptr_array_unref);
     g_clear_pointer(&program, g_free);
     g_clear_object(&bus);
 }
@@ -303,6 +310,23 @@ char *at_dump(const AtNode *self)
 
 /* ---- What an object can ---- */
 
+char *at_dup_name(const char *path)
+{
+    g_autoptr(GVariant) value = get(path, ACCESSIBLE, "Name");
+
+    return value != NULL ? g_variant_dup_string(value, NULL) : g_strdup("");
+}
+
+char *at_dup_role(const char *path)
+{
+    g_autoptr(GVariant) reply = call(path, ACCESSIBLE, "GetRoleName", NULL, "(s)");
+    char *role = NULL;
+
+    if (reply != NULL)
+        g_variant_get(reply, "(s)", &role);
+    return role != NULL ? role : g_strdup("");
+}
+
 char *at_dup_text(const char *path)
 {
     g_autoptr(GVariant) reply = call(path, TEXT, "GetText", g_variant_new("(ii)", 0, -1), "(s)");
@@ -349,8 +373,7 @@ gboolean at_do(const char *path, const char *action)
 
     for (guint i = 0; i + 1 < names->len; i++)
         if (action == NULL || strcmp(g_ptr_array_index(names, i), action) == 0) {
-            g_autoptr(GVariant) reply =
-                call(path, ACTION, "DoAction", g_variant_new("(i)", (int)i), "(b)");
+            g_autoptr(GVariant) reply = call(path, ACTION, "DoAction", g_variant_new("(i)", (int)i), "(b)");
             gboolean done = FALSE;
 
             if (reply != NULL)
@@ -360,12 +383,82 @@ gboolean at_do(const char *path, const char *action)
     return FALSE;
 }
 
-gboolean at_grab_focus(const char *path)
+void at_get_size(const char *path, double *width, double *height)
 {
-    g_autoptr(GVariant) reply = call(path, COMPONENT, "GrabFocus", NULL, "(b)");
-    gboolean done = FALSE;
+    g_autoptr(GVariant) reply = call(path, COMPONENT, "GetExtents", g_variant_new("(u)", 1u), "((iiii))");
+    int w = 0, h = 0;
 
     if (reply != NULL)
-        g_variant_get(reply, "(b)", &done);
-    return done;
+        g_variant_get(reply, "((iiii))", NULL, NULL, &w, &h);
+    *width = w;
+    *height = h;
+}
+
+/* ---- Events ---- */
+
+static void event_free(gpointer data)
+{
+    AtEvent *event = data;
+
+    g_free(event->member);
+    g_free(event->detail);
+    g_free(event->text);
+    g_free(event);
+}
+
+static void event_cb(GDBusConnection *connection, const char *sender, const char *path, const char *interface,
+    const char *member, GVariant *parameters, gpointer data)
+{
+    AtEvent *event;
+    g_autoptr(GVariant) value = NULL;
+
+    (void)connection, (void)sender, (void)interface, (void)data;
+    if (!g_str_has_prefix(g_variant_get_type_string(parameters), "(siiv"))
+        return;
+    event = g_new0(AtEvent, 1);
+    event->path = g_intern_string(path);
+    event->member = g_strdup(member);
+    g_variant_get_child(parameters, 0, "s", &event->detail);
+    g_variant_get_child(parameters, 1, "i", &event->value);
+    g_variant_get_child(parameters, 3, "v", &value);
+    if (g_variant_is_of_type(value, G_VARIANT_TYPE_STRING))
+        event->text = g_variant_dup_string(value, NULL);
+    g_ptr_array_add(events, event);
+}
+
+void at_listen(void)
+{
+    g_autoptr(GVariant) reply = NULL;
+
+    if (listening == 0) {
+        /* A program may send nothing that nobody has asked for. */
+        reply = call_to(REGISTRY, "/org/a11y/atspi/registry", REGISTRY, "RegisterEvent",
+            g_variant_new("(sass)", "object:", NULL, ""), NULL);
+        listening = g_dbus_connection_signal_subscribe(
+            bus, program, EVENT_OBJECT, NULL, NULL, NULL, G_DBUS_SIGNAL_FLAGS_NONE, event_cb, NULL, NULL);
+        events = g_ptr_array_new_with_free_func(event_free);
+    }
+    g_ptr_array_unref(at_take_events());
+}
+
+static void asked_cb(GObject *source, GAsyncResult *result, gpointer data)
+{
+    g_autoptr(GVariant) reply = g_dbus_connection_call_finish(bus, result, NULL);
+
+    *(gboolean *)data = TRUE;
+}
+
+GPtrArray *at_take_events(void)
+{
+    GPtrArray *taken;
+    gboolean done = FALSE;
+
+    /* The answer comes after what was sent before it, and is dispatched after that. */
+    g_dbus_connection_call(bus, program, ROOT, "org.freedesktop.DBus.Peer", "Ping", NULL, NULL,
+        G_DBUS_CALL_FLAGS_NONE, CALL_MS, NULL, asked_cb, &done);
+    while (!done || g_main_context_pending(NULL))
+        g_main_context_iteration(NULL, TRUE);
+    taken = events;
+    events = g_ptr_array_new_with_free_func(event_free);
+    return taken;
 }

@@ -46,6 +46,8 @@ AtNode *at_find(AtNode *self, const char *role, const char *name);
 /* For people: a line an object. Returns: owned. */
 char *at_dump(const AtNode *self);
 
+char *at_dup_name(const char *path);
+char *at_dup_role(const char *path);
 /* Text of what has org.a11y.atspi.Text; NULL: has none. Returns: owned. */
 char *at_dup_text(const char *path);
 /* Current value of org.a11y.atspi.Value; NAN: has none. */
@@ -54,4 +56,16 @@ double at_get_value(const char *path);
 char *at_dup_actions(const char *path);
 /* Does the action named @action (NULL: the first). FALSE: it has none, or refused. */
 gboolean at_do(const char *path, const char *action);
-gboolean at_grab_focus(const char *path);
+typedef struct {
+    const char *path;      /* interned */
+    char *member, *detail; /* "StateChanged", "focused" */
+    int value;
+    char *text; /* NULL: none */
+} AtEvent;
+/* Events of the program are kept from now on; those before are dropped. */
+void at_listen(void);
+/* All that the program has sent until now. Returns: (element-type AtEvent) owned. */
+GPtrArray *at_take_events(void);
+
+/* What it takes on the screen; 0 and 0: it was never shown. */
+void at_get_size(const char *path, double *width, double *height);
