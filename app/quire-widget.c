@@ -202,14 +202,6 @@ name_tab (GtkWidget *inner)
   title_changed_cb (tab, NULL, page);
 }
 
-static gboolean
-shows_text (GtkWidget *widget)
-{
-  GtkWidget *label = find_below (widget, GTK_TYPE_LABEL);
-
-  return label != NULL && gtk_label_get_text (GTK_LABEL (label))[0] != '\0';
-}
-
 /* GTK 4.8 calls a button with an icon by its image, which has no name. */
 static void
 name_icon_button (GtkWidget *button)
@@ -244,8 +236,15 @@ name_button (GtkWidget *widget)
       if (text != NULL && gtk_label_get_use_underline (GTK_LABEL (text)))
         quire_widget_set_label (widget, gtk_label_get_text (GTK_LABEL (text)));
     }
-  else if (!shows_text (widget))
-    name_unnamed (widget, gtk_widget_get_tooltip_text (widget));
+  else if (!has_name (widget))
+    {
+      GtkWidget *text = find_below (widget, GTK_TYPE_LABEL);
+
+      if (text != NULL)
+        quire_widget_set_labelled_by (widget, text, NULL);
+      else
+        name_unnamed (widget, gtk_widget_get_tooltip_text (widget));
+    }
 }
 
 static void
