@@ -189,9 +189,13 @@ static void press_to(const char *key_name, const char *role, const char *name)
     g_error("%s does not reach the %s “%s”", key_name, role, name);
 }
 
-static void tab_to(const char *role, const char *name)
+/* From the search, which has a key, into the list of chats: to its first line, which is a heading, and down. */
+static void reach_row(const char *title)
 {
-    press_to("Tab", role, name);
+    press_to("ctrl+shift+f", "search box", "Search chats");
+    press("Tab");
+    press("Home");
+    press_to("Down", "list item", title);
 }
 
 /* ---- Names ---- */
@@ -636,7 +640,7 @@ static void test_compare(void)
     await("combo box", "Timed Reply");
     check_names("compare-setup");
     /* The shortest: the last of the list. */
-    tab_to("combo box", "Timed Reply");
+    press_to("Tab", "combo box", "Timed Reply");
     key("space");
     await("list item", "32 Tokens"); /* its rows have names as they are shown */
     key("End");
@@ -665,9 +669,7 @@ static void test_delete(void)
     say("What is a page?");
     at_node_free(await_reply());
     await("list item", "What is a page?");
-    press_to("ctrl+shift+f", "search box", "Search chats");
-    press_to("Tab", "group", "Today");
-    press_to("Down", "list item", "What is a page?");
+    reach_row("What is a page?");
     key("Delete");
     await("button", "Undo");
     await_gone("list item", "What is a page?");
@@ -678,24 +680,109 @@ static void test_delete(void)
 
 /* ---- What is said of a reply ---- */
 
+/* Real presses of Tab go round the window: each moves the focus, to what has a name. */
+static void test_tab(void)
+{
+    g_autofree char *role = NULL;
+    guint n = 0;
+
+    begin();
+    say("My name is Oda.");
+    at_node_free(await_reply());
+    key("ctrl+l");
+    do {
+        const char *path = press("Tab");
+        g_autofree char *name = path != NULL ? at_dup_name(path) : NULL;
+
+        if (path == NULL)
+            g_error("Tab does not leave the %s after %u stops", role, n);
+        g_free(role);
+        role = at_dup_role(path);
+        g_test_message("%s “%s”", role, name);
+        g_assert_true(name[0] != '\0' && !is_type_name(name));
+        n++;
+    } while (strcmp(role, "text box") != 0 && n < 100);
+    g_assert_cmpuint(n, >=, 15);
+    g_assert_cmpuint(n, <, 100);
+}
+
+/* Roles whose changes a screen reader says by itself. */
+static void collect_speakers(const AtNode *node, GHashTable *paths)
+{
+    static const char *const roles[] = {"status", "alert", "alert dialog", "timer", "marquee", NULL};
+
+    if (g_strv_contains(roles, node->role))
+        g_hash_table_add(paths, (gpointer)node->path);
+    for (guint i = 0; i < node->children->len; i++)
+        collect_speakers(g_ptr_array_index(node->children, i), paths);
+}
+
+/* The words of the newest reply, with one space between. Returns: owned. */
+static char *dup_reply(AtNode *tree)
+{
+    g_autoptr(GPtrArray) items = g_ptr_array_new();
+    g_autoptr(GPtrArray) labels = g_ptr_array_new();
+    g_autoptr(GString) text = g_string_new(NULL);
+    AtNode *view;
+
+    collect_role(at_find(tree, "log", "Conversation"), "list item", items);
+    view = at_find(g_ptr_array_index(items, items->len - 1), "widget", "QuireMarkdownView");
+    collect_role(view, "label", labels);
+    for (guint i = 0; i < labels->len; i++)
+        g_string_append_printf(
+            text, "%s%s", i > 0 ? " " : "", ((AtNode *)g_ptr_array_index(labels, i))->name);
+    return g_string_free(g_steal_pointer(&text), FALSE);
+}
+
+static guint count_sentences(const char *text)
+{
+    g_auto(GStrv) parts = g_regex_split_simple("[.!?:]+(\\s+|$)", text, 0, 0);
+    guint n = 0;
+
+    for (char **part = parts; *part != NULL; part++)
+        n += g_strstrip(*part)[0] != '\0';
+    return n;
+}
+
+/* While a reply streams, what a screen reader says by itself is the reply, in whole sentences, each once and in order. */
 static void test_announcements(void)
 {
     g_autoptr(GPtrArray) events = NULL;
-    const char *status;
+    g_autoptr(GHashTable) speakers = g_hash_table_new(NULL, NULL);
+    g_autoptr(GString) said = g_string_new(NULL);
+    g_autoptr(AtNode) tree = NULL;
+    g_autofree char *reply = NULL;
+    guint n = 0, n_grown = 0;
 
     begin();
     at_listen();
     say("What is a KV cache?");
-    at_node_free(await_reply());
+    tree = await_reply();
     events = at_take_events();
-    status = NULL;
+    collect_speakers(tree, speakers);
+    reply = dup_reply(tree);
     for (guint i = 0; i < events->len; i++) {
         const AtEvent *event = g_ptr_array_index(events, i);
 
-        g_test_message(
-            "%s %s %s %d %s", event->path, event->member, event->detail, event->value, event->text);
+        if (strcmp(event->member, "Announcement") != 0 &&
+            (strcmp(event->member, "PropertyChange") != 0 || strcmp(event->detail, "accessible-name") != 0))
+            continue;
+        if (strcmp(event->member, "Announcement") != 0 && !g_hash_table_contains(speakers, event->path)) {
+            n_grown += event->text != NULL && event->text[0] != '\0' && g_str_has_prefix(reply, event->text);
+            continue;
+        }
+        /* What is cleared says nothing. */
+        if (event->text == NULL || is_type_name(event->text))
+            continue;
+        g_test_message("%s", event->text);
+        g_string_append_printf(said, "%s%s", n > 0 ? " " : "", event->text);
+        n++;
     }
-    (void)status;
+    /* It came in pieces. */
+    g_assert_cmpuint(n_grown, >, 0);
+    g_assert_cmpuint(n, >, 0);
+    g_assert_cmpuint(n, <=, count_sentences(reply));
+    g_assert_cmpstr(said->str, ==, reply);
 }
 
 /* Opens a state by a key, or by the @role and name of what is acted on; it is there when @sign is. */
@@ -768,9 +855,7 @@ static void test_names(void)
     key("Escape");
     await_gone("list item", "These limits are in force.");
     key("F12");
-    press_to("ctrl+shift+f", "search box", "Search chats");
-    press_to("Tab", "group", "Today");
-    press_to("Down", "list item", "My name is Oda.");
+    reach_row("My name is Oda.");
     key("Menu");
     await("menu item", "Rename…");
     check_names("row-menu");
@@ -800,6 +885,7 @@ int main(int argc, char **argv)
     g_test_add_func("/app/a11y/compare", test_compare);
     g_test_add_func("/app/a11y/delete", test_delete);
     g_test_add_func("/app/a11y/announcements", test_announcements);
+    g_test_add_func("/app/a11y/tab", test_tab);
     g_test_add_func("/app/a11y/names", test_names);
     rc = g_test_run();
     end_app();

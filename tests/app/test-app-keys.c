@@ -173,6 +173,11 @@ static GtkWidget *chat(void)
     return GTK_WIDGET(quire_window_get_chat(window));
 }
 
+static gboolean is_sensitive(gpointer widget)
+{
+    return gtk_widget_is_sensitive(widget);
+}
+
 static gboolean is_mapped(gpointer widget)
 {
     return gtk_widget_get_mapped(widget);
@@ -282,6 +287,39 @@ static void test_tab_windows(void)
     check_window("make room", "chat.make-room", QUIRE_TYPE_ROOM_WINDOW);
     check_window("why no GPU", "win.why-gpu", ADW_TYPE_WINDOW);
     check_window("about", "app.about", ADW_TYPE_ABOUT_WINDOW);
+    close_window();
+    g_assert_cmpuint(n_faults, ==, 0);
+}
+
+static gboolean has_compare(gpointer data)
+{
+    return find(GTK_WIDGET(window), QUIRE_TYPE_COMPARE_VIEW) != NULL;
+}
+
+static gboolean has_compared(gpointer view)
+{
+    return quire_compare_view_get_comparison(view) != NULL && !quire_compare_view_is_running(view);
+}
+
+static void test_tab_compare(void)
+{
+    QuireCompareView *view;
+    GtkWidget *start;
+
+    open_window(1180, 760);
+    say("My name is Oda.", 2);
+    wait_for("the reply", is_idle, NULL);
+    g_assert_true(gtk_widget_activate_action(chat(), "chat.compare-modes", NULL));
+    wait_for("the comparison", has_compare, NULL);
+    view = QUIRE_COMPARE_VIEW(find(GTK_WIDGET(window), QUIRE_TYPE_COMPARE_VIEW));
+    quire_compare_setup_set_timed(quire_compare_view_get_setup(view), 3);
+    start = quire_compare_setup_get_start(quire_compare_view_get_setup(view));
+    wait_for("Start", is_sensitive, start);
+    check_tab("compare: set-up", GTK_WIDGET(window));
+    g_signal_emit_by_name(start, "clicked");
+    check_tab("compare: running", GTK_WIDGET(window));
+    wait_for("the result", has_compared, view);
+    check_tab("compare: result", GTK_WIDGET(window));
     close_window();
     g_assert_cmpuint(n_faults, ==, 0);
 }
@@ -425,6 +463,7 @@ static void add_tests(void)
 {
     g_test_add_func("/app/keys/tab-chat", test_tab_chat);
     g_test_add_func("/app/keys/tab-windows", test_tab_windows);
+    g_test_add_func("/app/keys/tab-compare", test_tab_compare);
     g_test_add_func("/app/keys/escape", test_escape);
     g_test_add_func("/app/keys/text", test_text_keys);
 }
