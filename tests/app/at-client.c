@@ -126,17 +126,13 @@ void at_node_free(AtNode *self)
     g_free(self);
 }
 
-gboolean at_has(const AtNode *self, AtState state)
-{
-    return (self->states >> state & 1) != 0;
-}
-
 /* A tree is read by four questions an object, all of a level's under way at once: one after another, the round trips would
  * take most of the time. */
 typedef struct {
     AtNode *node;
     guint depth;
     guint *n_pending;
+    gboolean all;
 } Question;
 
 static AtNode *node_new(const char *path, AtNode *parent)
@@ -146,13 +142,32 @@ static AtNode *node_new(const char *path, AtNode *parent)
     self->path = g_intern_string(path);
     self->parent = parent;
     self->children = g_ptr_array_new_with_free_func((GDestroyNotify)at_node_free);
-    self->role = g_strdup("");
     self->name = g_strdup("");
     self->description = g_strdup("");
     return self;
 }
 
-static void ask(AtNode *node, guint depth, guint *n_pending);
+typedef struct {
+    const char *interface, *method, *type;
+    GAsyncReadyCallback callback;
+} Kind;
+
+static void ask(AtNode *node, guint depth, guint *n_pending, gboolean all);
+static void children_cb(GObject *source, GAsyncResult *result, gpointer data);
+
+static const Kind children_question = {ACCESSIBLE, "GetChildren", "(a(so))", children_cb};
+
+static void ask_one(AtNode *node, guint depth, guint *n_pending, gboolean all, const Kind *kind)
+{
+    gboolean properties = strcmp(kind->method, "GetAll") == 0;
+    Question *question = g_new(Question, 1);
+
+    *question = (Question){node, depth, n_pending, all};
+    ++*n_pending;
+    g_dbus_connection_call(bus, program, node->path, kind->interface, kind->method,
+        properties ? g_variant_new("(s)", ACCESSIBLE) : NULL, G_VARIANT_TYPE(kind->type),
+        G_DBUS_CALL_FLAGS_NONE, CALL_MS, NULL, kind->callback, question);
+}
 
 /* Returns: owned; NULL: the object is gone. */
 static GVariant *answer(GAsyncResult *result, Question *question)
@@ -179,11 +194,14 @@ static void properties_cb(GObject *source, GAsyncResult *result, gpointer data)
     g_autofree Question *question = data;
     g_autoptr(GVariant) reply = answer(result, question);
     g_autoptr(GVariant) all = NULL;
+    int n_children = 0;
     char *text;
 
     if (reply == NULL)
         return;
     g_variant_get(reply, "(@a{sv})", &all);
+    if (g_variant_lookup(all, "ChildCount", "i", &n_children) && n_children > 0)
+        ask_one(question->node, question->depth, question->n_pending, question->all, &children_question);
     if (g_variant_lookup(all, "Name", "s", &text)) {
         g_free(question->node->name);
         question->node->name = text;
@@ -194,19 +212,25 @@ static void properties_cb(GObject *source, GAsyncResult *result, gpointer data)
     }
 }
 
+static void take_states(AtNode *self, GVariant *reply)
+{
+    g_autoptr(GVariantIter) iter = NULL;
+    guint low = 0, high = 0;
+
+    g_variant_get(reply, "(au)", &iter);
+    if (g_variant_iter_next(iter, "u", &low))
+        g_variant_iter_next(iter, "u", &high);
+    self->states = (guint64)high << 32 | low;
+    self->has_states = TRUE;
+}
+
 static void states_cb(GObject *source, GAsyncResult *result, gpointer data)
 {
     g_autofree Question *question = data;
     g_autoptr(GVariant) reply = answer(result, question);
-    g_autoptr(GVariantIter) iter = NULL;
-    guint low = 0, high = 0;
 
-    if (reply == NULL)
-        return;
-    g_variant_get(reply, "(au)", &iter);
-    if (g_variant_iter_next(iter, "u", &low))
-        g_variant_iter_next(iter, "u", &high);
-    question->node->states = (guint64)high << 32 | low;
+    if (reply != NULL)
+        take_states(question->node, reply);
 }
 
 static void children_cb(GObject *source, GAsyncResult *result, gpointer data)
@@ -223,53 +247,55 @@ static void children_cb(GObject *source, GAsyncResult *result, gpointer data)
         AtNode *child = node_new(path, question->node);
 
         g_ptr_array_add(question->node->children, child);
-        ask(child, question->depth + 1, question->n_pending);
+        ask(child, question->depth + 1, question->n_pending, question->all);
     }
 }
 
-static void ask(AtNode *node, guint depth, guint *n_pending)
+static void ask(AtNode *node, guint depth, guint *n_pending, gboolean all)
 {
-    const struct {
-        const char *interface, *method, *type;
-        GAsyncReadyCallback callback;
-    } questions[] = {
-        {ACCESSIBLE, "GetRoleName", "(s)", role_cb},
+    static const Kind kinds[] = {
         {"org.freedesktop.DBus.Properties", "GetAll", "(a{sv})", properties_cb},
+        {ACCESSIBLE, "GetRoleName", "(s)", role_cb},
         {ACCESSIBLE, "GetState", "(au)", states_cb},
-        {ACCESSIBLE, "GetChildren", "(a(so))", children_cb},
     };
 
-    for (gsize i = 0; i < G_N_ELEMENTS(questions); i++) {
-        Question *question = g_new(Question, 1);
-
-        *question = (Question){node, depth, n_pending};
-        ++*n_pending;
-        g_dbus_connection_call(bus, program, node->path, questions[i].interface, questions[i].method,
-            questions[i].callback == properties_cb ? g_variant_new("(s)", ACCESSIBLE) : NULL,
-            G_VARIANT_TYPE(questions[i].type), G_DBUS_CALL_FLAGS_NONE, CALL_MS, NULL, questions[i].callback,
-            question);
-    }
+    for (gsize i = 0; i < (all ? G_N_ELEMENTS(kinds) : 1); i++)
+        ask_one(node, depth, n_pending, all, &kinds[i]);
 }
 
-AtNode *at_read_below(const char *path)
+AtNode *at_read(gboolean all)
 {
-    AtNode *root = node_new(path, NULL);
+    AtNode *root = node_new(ROOT, NULL);
     guint n_pending = 0;
 
-    ask(root, 0, &n_pending);
+    ask(root, 0, &n_pending, all);
     while (n_pending > 0)
         g_main_context_iteration(NULL, TRUE);
     return root;
 }
 
-AtNode *at_read(void)
+const char *at_role(AtNode *self)
 {
-    return at_read_below(ROOT);
+    if (self->role == NULL)
+        self->role = at_dup_role(self->path);
+    return self->role;
+}
+
+gboolean at_has(AtNode *self, AtState state)
+{
+    if (!self->has_states) {
+        g_autoptr(GVariant) reply = call(self->path, ACCESSIBLE, "GetState", NULL, "(au)");
+
+        if (reply != NULL)
+            take_states(self, reply);
+        self->has_states = TRUE;
+    }
+    return (self->states >> state & 1) != 0;
 }
 
 AtNode *at_find(AtNode *self, const char *role, const char *name)
 {
-    if ((role == NULL || strcmp(self->role, role) == 0) && (name == NULL || strcmp(self->name, name) == 0))
+    if ((name == NULL || strcmp(self->name, name) == 0) && (role == NULL || strcmp(at_role(self), role) == 0))
         return self;
     for (guint i = 0; i < self->children->len; i++) {
         AtNode *found = at_find(g_ptr_array_index(self->children, i), role, name);
@@ -280,7 +306,7 @@ AtNode *at_find(AtNode *self, const char *role, const char *name)
     return NULL;
 }
 
-static void dump(const AtNode *self, guint depth, GString *out)
+static void dump(AtNode *self, guint depth, GString *out)
 {
     static const struct {
         AtState state;
@@ -289,7 +315,7 @@ static void dump(const AtNode *self, guint depth, GString *out)
         {AT_STATE_FOCUSED, "FOCUSED"}, {AT_STATE_SENSITIVE, "sensitive"}, {AT_STATE_CHECKED, "checked"},
         {AT_STATE_SELECTED, "selected"}, {AT_STATE_EXPANDED, "expanded"}};
 
-    g_string_append_printf(out, "%*s%s “%s”", (int)depth * 2, "", self->role, self->name);
+    g_string_append_printf(out, "%*s%s “%s”", (int)depth * 2, "", at_role(self), self->name);
     if (self->description[0] != '\0')
         g_string_append_printf(out, " (%s)", self->description);
     for (gsize i = 0; i < G_N_ELEMENTS(shown); i++)
@@ -300,7 +326,7 @@ static void dump(const AtNode *self, guint depth, GString *out)
         dump(g_ptr_array_index(self->children, i), depth + 1, out);
 }
 
-char *at_dump(const AtNode *self)
+char *at_dump(AtNode *self)
 {
     GString *out = g_string_new(NULL);
 

@@ -7,9 +7,10 @@
 typedef struct AtNode AtNode;
 struct AtNode {
     const char *path; /* interned */
-    char *role;       /* AT-SPI's name of the role: "push button" */
     char *name, *description;
-    guint64 states; /* bits by AtState */
+    char *role;     /* see at_role() */
+    guint64 states; /* see at_has() */
+    gboolean has_states;
     AtNode *parent; /* borrowed; NULL at the root */
     GPtrArray *children;
 };
@@ -35,16 +36,17 @@ gboolean at_open(char **reason);
 gboolean at_find_program(guint pid, guint ms);
 void at_close(void);
 
-/* What is there, shown or not: GTK 4.8 does not tell. Returns: owned. */
-AtNode *at_read(void);
-AtNode *at_read_below(const char *path);
+/* What is there, shown or not: GTK 4.8 does not tell. @all: with roles and states, which are else asked for as they are
+ * wanted, for most are not. Returns: owned. */
+AtNode *at_read(gboolean all);
 void at_node_free(AtNode *self);
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(AtNode, at_node_free)
-gboolean at_has(const AtNode *self, AtState state);
+const char *at_role(AtNode *self); /* borrowed */
+gboolean at_has(AtNode *self, AtState state);
 /* The first in reading order below and with @self that is of @role (NULL: any) and named @name (NULL: any). NULL: none. */
 AtNode *at_find(AtNode *self, const char *role, const char *name);
 /* For people: a line an object. Returns: owned. */
-char *at_dump(const AtNode *self);
+char *at_dump(AtNode *self);
 
 char *at_dup_name(const char *path);
 char *at_dup_role(const char *path);
