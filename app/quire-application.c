@@ -18,6 +18,7 @@
 #include "app/quire-server-stay.h"
 #endif
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 #include "app/quire-window.h"
 #include "app/quire-words.h"
 
@@ -445,6 +446,7 @@ quire_application_startup (GApplication *application)
   for (gsize i = 0; i < G_N_ELEMENTS (keys); i++)
     gtk_application_set_accels_for_action (GTK_APPLICATION (self), keys[i].action, keys[i].accels);
   gtk_window_set_default_icon_name (QUIRE_APP_ID);
+  quire_widget_name_windows ();
   self->client = quire_engine_client_new ();
   self->keeper = quire_keeper_new (self->client);
   g_signal_connect_object (self->client, "status-changed", G_CALLBACK (update_release_action), self,

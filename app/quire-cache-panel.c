@@ -12,6 +12,7 @@
 #include "app/quire-format.h"
 #include "app/quire-page-map.h"
 #include "app/quire-tier-row.h"
+#include "app/quire-widget.h"
 
 /* ---- The panel ---- */
 
@@ -152,6 +153,7 @@ band_new (QuireCachePanel *self, qe_session_id session)
   gtk_widget_add_css_class (button, "flat");
   gtk_widget_add_css_class (button, "band-header");
   gtk_widget_set_tooltip_text (button, _ ("Go to this chat"));
+  quire_widget_set_labelled_by (button, GTK_WIDGET (band->title), GTK_WIDGET (band->numbers));
   g_object_set_data_full (G_OBJECT (button), "session", id, g_free);
   g_signal_connect (button, "clicked", G_CALLBACK (band_clicked_cb), self);
   band->map = quire_page_map_new ();
@@ -374,20 +376,69 @@ setup_cell_cb (GtkSignalListItemFactory *factory, GtkListItem *item, gpointer co
   gtk_list_item_set_child (item, GTK_WIDGET (label));
 }
 
+static const char *
+column_title (int column)
+{
+  const char *const titles[] = { _ ("Chat"), _ ("Tokens"), _ ("GPU"),  _ ("Host"),
+                                 _ ("Disk"), _ ("Shared"), _ ("Size"), _ ("Mode") };
+
+  return titles[column];
+}
+
+/* No table interface tells a screen reader the column's title, so it is in the cell's name. Returns: owned. */
+static char *
+dup_cell_name (const QuireTableRow *row, int column)
+{
+  return column == COLUMN_CHAT
+             ? g_strdup (row->cells[column])
+             /* Translators: the title of a column, then what the cell says. */
+             : g_strdup_printf (C_ ("cell", "%s: %s"), column_title (column), row->cells[column]);
+}
+
+/* The row's name is that of its cells: it has the focus. */
+static void
+name_cell (GtkWidget *cell, const QuireTableRow *row, int column)
+{
+  g_autofree char *name = dup_cell_name (row, column);
+  GtkWidget *line = gtk_widget_get_parent (cell);
+  g_autoptr (GString) names = g_string_new (name);
+
+  quire_widget_set_label (cell, name);
+  if (column != COLUMN_CHAT || line == NULL)
+    return;
+  for (int c = COLUMN_CHAT + 1; c < N_COLUMNS; c++)
+    {
+      g_autofree char *next = dup_cell_name (row, c);
+
+      g_string_append_printf (names, ", %s", next);
+    }
+  quire_widget_set_label (line, names->str);
+}
+
 static void
 bind_cell_cb (GtkSignalListItemFactory *factory, GtkListItem *item, gpointer column)
 {
   QuireTableRow *row = gtk_list_item_get_item (item);
+  GtkWidget *label = gtk_list_item_get_child (item);
 
-  gtk_label_set_text (GTK_LABEL (gtk_list_item_get_child (item)),
-                      row->cells[GPOINTER_TO_INT (column)]);
+  gtk_label_set_text (GTK_LABEL (label), row->cells[GPOINTER_TO_INT (column)]);
+  name_cell (gtk_widget_get_parent (label), row, GPOINTER_TO_INT (column));
+}
+
+/* GTK's own widgets in the line of titles, in the order of the columns. */
+static void
+name_titles (GtkWidget *line)
+{
+  int c = 0;
+
+  for (GtkWidget *title = gtk_widget_get_first_child (line); title != NULL && c < N_COLUMNS;
+       title = gtk_widget_get_next_sibling (title))
+    quire_widget_set_label (title, column_title (c++));
 }
 
 static GtkWidget *
 table_build (QuireCachePanel *self)
 {
-  const char *const titles[] = { _ ("Chat"), _ ("Tokens"), _ ("GPU"),  _ ("Host"),
-                                 _ ("Disk"), _ ("Shared"), _ ("Size"), _ ("Mode") };
   GtkWidget *view, *scrolled = gtk_scrolled_window_new ();
 
   self->table = g_list_store_new (QUIRE_TYPE_TABLE_ROW);
@@ -400,12 +451,17 @@ table_build (QuireCachePanel *self)
 
       g_signal_connect (factory, "setup", G_CALLBACK (setup_cell_cb), GINT_TO_POINTER (c));
       g_signal_connect (factory, "bind", G_CALLBACK (bind_cell_cb), GINT_TO_POINTER (c));
-      column = gtk_column_view_column_new (titles[c], factory);
+      column = gtk_column_view_column_new (column_title (c), factory);
       gtk_column_view_column_set_expand (column, c == COLUMN_CHAT);
       gtk_column_view_append_column (GTK_COLUMN_VIEW (view), column);
       g_object_unref (column);
     }
   gtk_widget_add_css_class (view, "data-table");
+  /* The line of titles, and the list of rows. */
+  for (GtkWidget *part = gtk_widget_get_first_child (view); part != NULL;
+       part = gtk_widget_get_next_sibling (part))
+    quire_widget_set_label (part, _ ("Cache by chat"));
+  name_titles (gtk_widget_get_first_child (view));
   gtk_accessible_update_property (GTK_ACCESSIBLE (view), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Cache by chat"), -1);
   gtk_scrolled_window_set_policy (GTK_SCROLLED_WINDOW (scrolled), GTK_POLICY_AUTOMATIC,
@@ -436,9 +492,11 @@ header_build (QuireCachePanel *self)
   gtk_widget_set_hexpand (GTK_WIDGET (title), TRUE);
   gtk_button_set_icon_name (GTK_BUTTON (table), "view-list-symbolic");
   gtk_widget_set_tooltip_text (table, _ ("Show as a Table"));
+  quire_widget_set_label (table, _ ("Show as a Table"));
   gtk_widget_add_css_class (table, "flat");
   g_signal_connect (table, "toggled", G_CALLBACK (table_toggled_cb), self);
   gtk_widget_set_tooltip_text (close, _ ("Close"));
+  quire_widget_set_label (close, _ ("Close"));
   gtk_widget_add_css_class (close, "flat");
   g_signal_connect_swapped (close, "clicked", G_CALLBACK (close_clicked_cb), self);
   gtk_widget_add_css_class (header, "panel-header");
@@ -471,7 +529,8 @@ legend_build (QuireCachePanel *self)
 
   for (guint i = 0; i < QE_N_TIERS; i++)
     {
-      GtkWidget *swatch = gtk_drawing_area_new ();
+      GtkWidget *swatch = g_object_new (GTK_TYPE_DRAWING_AREA, "accessible-role",
+                                        GTK_ACCESSIBLE_ROLE_PRESENTATION, NULL);
 
       gtk_drawing_area_set_content_width (GTK_DRAWING_AREA (swatch), QUIRE_MAP_CELL_PX);
       gtk_drawing_area_set_content_height (GTK_DRAWING_AREA (swatch), QUIRE_MAP_CELL_PX);

@@ -6,6 +6,7 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 #define LIST_HEIGHT_MAX_PX 440
@@ -185,7 +186,7 @@ build (QuireCachePopover *self)
   gtk_box_append (GTK_BOX (outer), GTK_WIDGET (self->note));
   gtk_box_append (GTK_BOX (outer), GTK_WIDGET (self->cost));
   gtk_box_append (GTK_BOX (outer), GTK_WIDGET (self->reason));
-  self->use = gtk_button_new_with_mnemonic (_ ("_Use This Mode"));
+  self->use = quire_mnemonic_button_new (_ ("_Use This Mode"));
   gtk_widget_add_css_class (self->use, "suggested-action");
   g_signal_connect_swapped (self->use, "clicked", G_CALLBACK (use_clicked_cb), self);
   gtk_box_append (GTK_BOX (outer), self->use);

@@ -10,6 +10,7 @@
 #include "app/quire-context.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 
 #define COUNT_DELAY_MS 150
 #define TEXT_HEIGHT_PX 120
@@ -413,7 +414,7 @@ group_new (AdwPreferencesPage *page, const char *title, const char *description)
 static GtkWidget *
 button_new (GtkWidget *box, const char *label, GCallback clicked, gpointer self)
 {
-  GtkWidget *button = gtk_button_new_with_mnemonic (label);
+  GtkWidget *button = quire_mnemonic_button_new (label);
 
   g_signal_connect_swapped (button, "clicked", clicked, self);
   gtk_box_append (GTK_BOX (box), button);
@@ -438,7 +439,7 @@ build_presets (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
   self->save = button_new (box, _ ("_Save"), G_CALLBACK (save_clicked_cb), self);
   self->rename = button_new (box, _ ("_Rename"), G_CALLBACK (rename_clicked_cb), self);
   self->remove = button_new (box, _ ("_Delete"), G_CALLBACK (remove_clicked_cb), self);
-  self->is_default = gtk_check_button_new_with_mnemonic (_ ("_New chats begin with it"));
+  self->is_default = quire_mnemonic_check_new (_ ("_New chats begin with it"));
   both = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
   gtk_widget_set_margin_top (both, 12);
   gtk_box_append (GTK_BOX (both), box);
@@ -554,10 +555,10 @@ build (QuireChatSettingsWindow *self)
 
   adw_header_bar_set_show_end_title_buttons (ADW_HEADER_BAR (bar), FALSE);
   adw_header_bar_set_show_start_title_buttons (ADW_HEADER_BAR (bar), FALSE);
-  cancel = gtk_button_new_with_mnemonic (_ ("_Cancel"));
+  cancel = quire_mnemonic_button_new (_ ("_Cancel"));
   gtk_actionable_set_action_name (GTK_ACTIONABLE (cancel), "window.close");
   adw_header_bar_pack_start (ADW_HEADER_BAR (bar), cancel);
-  apply = gtk_button_new_with_mnemonic (_ ("_Apply"));
+  apply = quire_mnemonic_button_new (_ ("_Apply"));
   gtk_widget_add_css_class (apply, "suggested-action");
   g_signal_connect_swapped (apply, "clicked", G_CALLBACK (apply_clicked_cb), self);
   adw_header_bar_pack_end (ADW_HEADER_BAR (bar), apply);

@@ -22,6 +22,7 @@
 #include "app/quire-room-window.h"
 #include "app/quire-scroll-layout.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 
 #define PUMP_HIDDEN_MS 250
 #define DRAFT_MS 1000
@@ -854,6 +855,7 @@ build (QuireChatView *self)
   gtk_stack_add_named (GTK_STACK (self->stack), self->status_page, "empty");
   gtk_stack_add_named (GTK_STACK (self->stack), transcript_new (self), "transcript");
   self->toasts = ADW_TOAST_OVERLAY (adw_toast_overlay_new ());
+  quire_widget_name_toasts (self->toasts);
   adw_toast_overlay_set_child (self->toasts, self->stack);
   gtk_widget_set_vexpand (GTK_WIDGET (self->toasts), TRUE);
   self->model_bar = QUIRE_MODEL_BAR (quire_model_bar_new (self->conversation));

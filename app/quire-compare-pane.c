@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "app/quire-format.h"
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 #define TEXT_HEIGHT_PX 120
@@ -47,15 +48,6 @@ set_text (GtkLabel *label, const char *text)
   if (g_strcmp0 (gtk_label_get_text (label), text) != 0)
     gtk_label_set_text (label, text);
   gtk_widget_set_visible (GTK_WIDGET (label), text != NULL && text[0] != '\0');
-}
-
-static void
-set_class (GtkWidget *widget, const char *name, gboolean on)
-{
-  if (on)
-    gtk_widget_add_css_class (widget, name);
-  else
-    gtk_widget_remove_css_class (widget, name);
 }
 
 /* ---- Text ---- */
@@ -208,8 +200,8 @@ update_figures (QuireComparePane *self, const QuireComparison *c)
   set_text (self->figure, figure);
   set_text (self->speed, speed);
   set_text (self->peak, peak);
-  set_class (GTK_WIDGET (self->figure), "dim-label", !timed);
-  set_class (GTK_WIDGET (self->speed), "dim-label", !timed);
+  quire_widget_set_class (GTK_WIDGET (self->figure), "dim-label", !timed);
+  quire_widget_set_class (GTK_WIDGET (self->speed), "dim-label", !timed);
   gtk_widget_set_tooltip_text (GTK_WIDGET (self->figure),
                                timed ? _ ("First token, warm: median of the timed runs")
                                : c->interleaved
@@ -231,11 +223,12 @@ quire_compare_pane_update (QuireComparePane *self, const QuireComparison *compar
   gtk_widget_set_visible (GTK_WIDGET (self->approximate),
                           quire_cache_choice_is_approximate (pane->choice));
   set_text (self->stream, stream);
-  set_class (GTK_WIDGET (self->stream), "quire-differs",
-             quire_comparison_align (comparison, self->i, &at) == QUIRE_STREAM_DIFFERS);
+  quire_widget_set_class (GTK_WIDGET (self->stream), "quire-differs",
+                          quire_comparison_align (comparison, self->i, &at)
+                              == QUIRE_STREAM_DIFFERS);
   set_text (self->state, state);
-  set_class (GTK_WIDGET (self->state), "error",
-             pane->state == QUIRE_PANE_FAILED || pane->state == QUIRE_PANE_UNFIT);
+  quire_widget_set_class (GTK_WIDGET (self->state), "error",
+                          pane->state == QUIRE_PANE_FAILED || pane->state == QUIRE_PANE_UNFIT);
   update_figures (self, comparison);
   update_text (self, comparison);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_PROPERTY_LABEL,
@@ -293,6 +286,7 @@ view_new (QuireComparePane *self)
 
   self->view = GTK_TEXT_VIEW (gtk_text_view_new ());
   gtk_text_view_set_editable (self->view, FALSE);
+  gtk_text_view_set_accepts_tab (self->view, FALSE);
   gtk_text_view_set_cursor_visible (self->view, FALSE);
   gtk_text_view_set_accepts_tab (self->view, FALSE);
   gtk_text_view_set_wrap_mode (self->view, GTK_WRAP_WORD_CHAR);

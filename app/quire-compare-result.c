@@ -8,6 +8,7 @@
 #include "app/quire-compare-grid.h"
 #include "app/quire-compare-pane.h"
 #include "app/quire-compare-table.h"
+#include "app/quire-widget.h"
 
 struct _QuireCompareResult
 {
@@ -237,7 +238,7 @@ emit_cb (GtkButton *button, gpointer user_data)
 static GtkWidget *
 button_new (QuireCompareResult *self, const char *label, guint *id)
 {
-  GtkWidget *button = gtk_button_new_with_mnemonic (label);
+  GtkWidget *button = quire_mnemonic_button_new (label);
 
   g_object_set_data (G_OBJECT (button), "quire-signal", id);
   g_signal_connect (button, "clicked", G_CALLBACK (emit_cb), self);
@@ -274,6 +275,7 @@ head_new (QuireCompareResult *self)
   self->setup = button_new (self, _ ("Set _Up…"), &signals[SETUP]);
   self->export = gtk_menu_button_new ();
   gtk_menu_button_set_label (GTK_MENU_BUTTON (self->export), _ ("Export"));
+  quire_widget_set_label (self->export, _ ("Export"));
   g_menu_append (menu, _ ("Figures as _CSV…"), "compare.export-csv");
   g_menu_append (menu, _ ("Picture as _PNG…"), "compare.export-png");
   gtk_menu_button_set_menu_model (GTK_MENU_BUTTON (self->export), G_MENU_MODEL (menu));
@@ -310,6 +312,7 @@ figures_new (QuireCompareResult *self)
   self->switcher = gtk_stack_switcher_new ();
   gtk_stack_switcher_set_stack (GTK_STACK_SWITCHER (self->switcher), GTK_STACK (self->stack));
   gtk_widget_set_halign (self->switcher, GTK_ALIGN_START);
+  quire_widget_set_label (self->switcher, _ ("Figures of the modes"));
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->verdict));
   gtk_box_append (GTK_BOX (box), self->switcher);
   gtk_box_append (GTK_BOX (box), self->stack);
@@ -337,8 +340,7 @@ quire_compare_result_init (QuireCompareResult *self)
             *scrolled = gtk_scrolled_window_new ();
 
   self->chooser = GTK_DROP_DOWN (gtk_drop_down_new (NULL, NULL));
-  gtk_accessible_update_property (GTK_ACCESSIBLE (self->chooser), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                  _ ("Mode shown"), -1);
+  quire_drop_down_set_label (self->chooser, _ ("Mode shown"));
   self->grid = QUIRE_COMPARE_GRID (quire_compare_grid_new ());
   gtk_widget_set_vexpand (GTK_WIDGET (self->grid), TRUE);
   gtk_box_append (GTK_BOX (page), head_new (self));

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "app/quire-format.h"
+#include "app/quire-widget.h"
 
 /* Tokens of the template around a message, and before the reply: a little more than they are. */
 #define MESSAGE_TOKENS 8
@@ -389,8 +390,6 @@ add_mode (QuireCompareSetupView *self, AdwPreferencesGroup *group, QuireCacheCho
   self->checks[c] = gtk_check_button_new ();
   gtk_check_button_set_active (GTK_CHECK_BUTTON (self->checks[c]), on);
   gtk_widget_set_valign (self->checks[c], GTK_ALIGN_CENTER);
-  gtk_accessible_update_property (GTK_ACCESSIBLE (self->checks[c]), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                  name, -1);
   self->needs[c] = GTK_LABEL (gtk_label_new (NULL));
   gtk_label_set_wrap (self->needs[c], TRUE);
   gtk_label_set_xalign (self->needs[c], 1);
@@ -465,7 +464,7 @@ footer_new (QuireCompareSetupView *self)
       = GTK_LABEL (g_object_new (GTK_TYPE_LABEL, "accessible-role", GTK_ACCESSIBLE_ROLE_STATUS,
                                  "xalign", 0.0, "wrap", TRUE, "hexpand", TRUE, NULL));
   gtk_widget_add_css_class (GTK_WIDGET (self->need), "numeric");
-  self->start = gtk_button_new_with_mnemonic (_ ("_Start"));
+  self->start = quire_mnemonic_button_new (_ ("_Start"));
   gtk_widget_add_css_class (self->start, "suggested-action");
   gtk_widget_add_css_class (self->start, "pill");
   gtk_widget_set_valign (self->start, GTK_ALIGN_CENTER);
@@ -565,6 +564,7 @@ quire_compare_setup_new (QuireEngineClient *client, GArray *prompt,
                            G_CALLBACK (count_soon), self, G_CONNECT_SWAPPED);
   g_signal_connect_object (client, "status-changed", G_CALLBACK (status_cb), self,
                            G_CONNECT_SWAPPED);
+  quire_widget_name_all (GTK_WIDGET (self));
   count_soon (self);
   return GTK_WIDGET (self);
 }

@@ -9,6 +9,7 @@
 
 #include "app/quire-export.h"
 #include "app/quire-title.h"
+#include "app/quire-widget.h"
 
 #define HIDDEN_MS 250
 
@@ -412,6 +413,7 @@ quire_compare_view_init (QuireCompareView *self)
   gtk_stack_add_named (GTK_STACK (self->stack), GTK_WIDGET (self->result), "result");
   gtk_stack_add_named (GTK_STACK (self->stack), self->missing, "missing");
   self->toasts = ADW_TOAST_OVERLAY (adw_toast_overlay_new ());
+  quire_widget_name_toasts (self->toasts);
   adw_toast_overlay_set_child (self->toasts, self->stack);
   gtk_widget_set_vexpand (GTK_WIDGET (self->toasts), TRUE);
   gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->toasts));

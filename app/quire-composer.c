@@ -16,6 +16,7 @@
 #include "app/quire-format.h"
 #include "app/quire-model-popover.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 
 #define COUNT_DELAY_MS 150
 #define HINT_MS 3000
@@ -795,7 +796,7 @@ over_new (QuireComposer *self)
   gtk_label_set_xalign (self->over_label, 0);
   gtk_widget_set_hexpand (GTK_WIDGET (self->over_label), TRUE);
   gtk_box_append (GTK_BOX (self->over), GTK_WIDGET (self->over_label));
-  button = gtk_button_new_with_mnemonic (_ ("_Make Room…"));
+  button = quire_mnemonic_button_new (_ ("_Make Room…"));
   gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "chat.make-room");
   gtk_box_append (GTK_BOX (self->over), button);
   gtk_widget_set_visible (self->over, FALSE);

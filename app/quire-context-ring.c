@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "app/quire-format.h"
+#include "app/quire-widget.h"
 
 #define RING_PX 18
 #define RING_LINE_PX 4
@@ -271,7 +272,7 @@ popover_new (QuireContextRing *self)
   gtk_label_set_xalign (self->warning, 0);
   gtk_label_set_max_width_chars (self->warning, 36);
   gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->warning));
-  self->make_room = gtk_button_new_with_mnemonic (_ ("_Make Room…"));
+  self->make_room = quire_mnemonic_button_new (_ ("_Make Room…"));
   gtk_actionable_set_action_name (GTK_ACTIONABLE (self->make_room), "chat.make-room");
   g_signal_connect_swapped (self->make_room, "clicked", G_CALLBACK (gtk_popover_popdown), popover);
   gtk_box_append (GTK_BOX (box), self->make_room);

@@ -6,6 +6,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 
 typedef struct
 {
@@ -87,7 +88,7 @@ GtkWidget *
 quire_empty_page_new (QuireEngineClient *client)
 {
   GtkWidget *page = adw_status_page_new (), *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 18);
-  GtkWidget *models = gtk_button_new_with_mnemonic (_ ("Choose _Another Model…"));
+  GtkWidget *models = quire_mnemonic_button_new (_ ("Choose _Another Model…"));
   Parts *parts = g_new0 (Parts, 1);
 
   parts->client = client;

@@ -11,6 +11,7 @@
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 #include "app/quire-versions.h"
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 #define LOADING_AFTER_MS 400
@@ -315,6 +316,7 @@ quire_engine_bar_init (QuireEngineBar *self)
   gtk_label_set_attributes (self->label, attributes);
   gtk_widget_set_hexpand (label, TRUE);
   gtk_box_append (GTK_BOX (box), label);
+  quire_widget_set_labelled_by (GTK_WIDGET (self), label, NULL);
   self->progress = gtk_progress_bar_new ();
   gtk_widget_set_visible (self->progress, FALSE);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->progress), GTK_ACCESSIBLE_PROPERTY_LABEL,

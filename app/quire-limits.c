@@ -10,6 +10,7 @@
 #include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 #define MIB (1024 * 1024)
@@ -434,7 +435,7 @@ quire_limits_init (QuireLimits *self)
   self->host_spin = spin_new (self, 1, 256);
   self->host_mib_row = row_new (self, _ ("Size"), GTK_WIDGET (self->host_spin));
   build_disk (self);
-  self->apply = gtk_button_new_with_mnemonic (_ ("_Apply"));
+  self->apply = quire_mnemonic_button_new (_ ("_Apply"));
   gtk_widget_add_css_class (self->apply, "suggested-action");
   gtk_widget_set_valign (self->apply, GTK_ALIGN_CENTER);
   self->effect_row = row_new (self, "", self->apply);
@@ -463,6 +464,7 @@ quire_limits_present (GtkWindow *parent, qe_tier tier)
   GtkWidget *window = adw_preferences_window_new ();
   GtkWidget *page = adw_preferences_page_new (), *limits = quire_limits_new ();
 
+  adw_preferences_page_set_title (ADW_PREFERENCES_PAGE (page), _ ("Limits"));
   adw_preferences_page_add (ADW_PREFERENCES_PAGE (page), ADW_PREFERENCES_GROUP (limits));
   adw_preferences_window_add (ADW_PREFERENCES_WINDOW (window), ADW_PREFERENCES_PAGE (page));
   adw_preferences_window_set_search_enabled (ADW_PREFERENCES_WINDOW (window), FALSE);

@@ -16,6 +16,7 @@
 #include "app/quire-status-line.h"
 #include "app/quire-thinking.h"
 #include "app/quire-versions.h"
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 /* Longer user text goes into a text view, which lays out only what is seen. */
@@ -60,6 +61,7 @@ long_text_new (const char *text)
 
   gtk_text_buffer_set_text (gtk_text_view_get_buffer (GTK_TEXT_VIEW (view)), text, -1);
   gtk_text_view_set_editable (GTK_TEXT_VIEW (view), FALSE);
+  gtk_text_view_set_accepts_tab (GTK_TEXT_VIEW (view), FALSE);
   gtk_text_view_set_cursor_visible (GTK_TEXT_VIEW (view), FALSE);
   gtk_text_view_set_wrap_mode (GTK_TEXT_VIEW (view), GTK_WRAP_WORD_CHAR);
   gtk_widget_add_css_class (view, "inline");
@@ -162,9 +164,9 @@ quire_message_row_edit (QuireMessageRow *self)
   gtk_box_append (GTK_BOX (self->editor), scrolled);
   buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   gtk_widget_set_halign (buttons, GTK_ALIGN_END);
-  cancel = gtk_button_new_with_mnemonic (_ ("_Cancel"));
+  cancel = quire_mnemonic_button_new (_ ("_Cancel"));
   g_signal_connect_swapped (cancel, "clicked", G_CALLBACK (end_edit), self);
-  send = gtk_button_new_with_mnemonic (_ ("_Send"));
+  send = quire_mnemonic_button_new (_ ("_Send"));
   gtk_widget_add_css_class (send, "suggested-action");
   g_signal_connect_swapped (send, "clicked", G_CALLBACK (send_edit), self);
   gtk_box_append (GTK_BOX (buttons), cancel);

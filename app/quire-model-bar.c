@@ -9,6 +9,7 @@
 #include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 
 struct _QuireModelBar
 {
@@ -159,7 +160,7 @@ quire_model_bar_init (QuireModelBar *self)
   gtk_label_set_xalign (self->label, 0);
   gtk_widget_add_css_class (label, "numeric");
   gtk_widget_set_margin_start (label, 6);
-  self->load = gtk_button_new_with_mnemonic (_ ("_Load"));
+  self->load = quire_mnemonic_button_new (_ ("_Load"));
   self->go_on = gtk_button_new ();
   g_signal_connect_swapped (self->load, "clicked", G_CALLBACK (load_clicked_cb), self);
   g_signal_connect_swapped (self->go_on, "clicked", G_CALLBACK (quire_model_bar_continue), self);

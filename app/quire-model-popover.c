@@ -5,6 +5,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 
 struct _QuireModelPopover
 {
@@ -76,7 +77,7 @@ fill (QuireModelPopover *self)
     gtk_box_remove (GTK_BOX (self->box), child);
   if (status->model != NULL)
     add_model (self, status);
-  button = gtk_button_new_with_mnemonic (_ ("_Models…"));
+  button = quire_mnemonic_button_new (_ ("_Models…"));
   gtk_actionable_set_action_name (GTK_ACTIONABLE (button), "app.models");
   g_signal_connect_swapped (button, "clicked", G_CALLBACK (gtk_popover_popdown), self);
   gtk_box_append (GTK_BOX (self->box), button);

@@ -10,6 +10,7 @@
 #include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 struct _QuireModelRow
@@ -258,7 +259,7 @@ static void
 add_remove (QuireModelRow *self)
 {
   GtkWidget *row = adw_action_row_new ();
-  GtkWidget *remove = gtk_button_new_with_mnemonic (_ ("_Remove from List"));
+  GtkWidget *remove = quire_mnemonic_button_new (_ ("_Remove from List"));
 
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (row), _ ("The files stay where they are"));
   adw_action_row_set_title_lines (ADW_ACTION_ROW (row), 0);
@@ -375,7 +376,7 @@ ask_new (QuireModelRow *self)
 {
   GtkWidget *button = gtk_menu_button_new (), *popover = gtk_popover_new ();
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 12);
-  GtkWidget *label = gtk_label_new (NULL), *load = gtk_button_new_with_mnemonic (_ ("_Load"));
+  GtkWidget *label = gtk_label_new (NULL), *load = quire_mnemonic_button_new (_ ("_Load"));
 
   gtk_label_set_wrap (GTK_LABEL (label), TRUE);
   gtk_label_set_max_width_chars (GTK_LABEL (label), 36);

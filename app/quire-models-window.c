@@ -8,6 +8,7 @@
 
 #include "app/quire-model-row.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 #include "app/quire-window.h"
 
 struct _QuireModelsWindow
@@ -223,11 +224,11 @@ static GtkWidget *
 header_new (QuireModelsWindow *self)
 {
   GtkWidget *header = adw_header_bar_new ();
-  GtkWidget *add = gtk_button_new_with_mnemonic (_ ("_Add Folder…"));
+  GtkWidget *add = quire_mnemonic_button_new (_ ("_Add Folder…"));
 
   g_signal_connect_swapped (add, "clicked", G_CALLBACK (add_clicked_cb), self);
   adw_header_bar_pack_start (ADW_HEADER_BAR (header), add);
-  self->release = gtk_button_new_with_mnemonic (_ ("_Release Memory Now"));
+  self->release = quire_mnemonic_button_new (_ ("_Release Memory Now"));
   gtk_widget_set_tooltip_text (
       self->release,
       _ ("Gives the model’s memory back now. Pages go to host memory where there is room for them; "

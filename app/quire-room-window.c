@@ -8,6 +8,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 struct _QuireRoomWindow
@@ -184,7 +185,7 @@ add_choice (QuireRoomWindow *self, const char *title, char *subtitle, const char
   g_free (subtitle);
   if (label != NULL)
     {
-      button = gtk_button_new_with_mnemonic (label);
+      button = quire_mnemonic_button_new (label);
       gtk_widget_set_valign (button, GTK_ALIGN_CENTER);
       g_signal_connect_swapped (button, "clicked", clicked, self);
       adw_action_row_add_suffix (ADW_ACTION_ROW (row), button);

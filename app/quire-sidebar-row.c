@@ -3,6 +3,8 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-widget.h"
+
 struct _QuireSidebarRow
 {
   GtkBox parent_instance;
@@ -27,13 +29,19 @@ quire_sidebar_row_get_item (QuireSidebarRow *self)
   return self->entry != NULL ? quire_sidebar_entry_get_item (self->entry) : NULL;
 }
 
+/* What has the focus is the list's own widget around the row. */
 static void
-set_class (GtkWidget *widget, const char *name, gboolean on)
+update_name (QuireSidebarRow *self, const char *text)
 {
-  if (on)
-    gtk_widget_add_css_class (widget, name);
-  else
-    gtk_widget_remove_css_class (widget, name);
+  GtkWidget *outer = gtk_widget_get_parent (GTK_WIDGET (self));
+  GtkWidget *const marks[] = { self->pin, self->spinner, self->dot };
+  g_autoptr (GString) name = g_string_new (text);
+
+  for (gsize i = 0; i < G_N_ELEMENTS (marks); i++)
+    if (gtk_widget_get_visible (marks[i]))
+      g_string_append_printf (name, ", %s", gtk_widget_get_tooltip_text (marks[i]));
+  if (outer != NULL)
+    quire_widget_set_label (outer, name->str);
 }
 
 static void
@@ -48,15 +56,19 @@ update (QuireSidebarRow *self)
 
   gtk_label_set_text (GTK_LABEL (self->label), text);
   gtk_widget_set_tooltip_text (self->label, item != NULL ? text : NULL);
-  set_class (self->label, "dim-label", item == NULL);
-  set_class (self->label, "caption-heading", item == NULL);
-  set_class (self->label, "heading", unread);
-  set_class (GTK_WIDGET (self), "quire-heading", item == NULL);
+  quire_widget_set_class (self->label, "dim-label", item == NULL);
+  quire_widget_set_class (self->label, "caption-heading", item == NULL);
+  quire_widget_set_class (self->label, "heading", unread);
+  quire_widget_set_class (GTK_WIDGET (self), "quire-heading", item == NULL);
   gtk_widget_set_visible (self->pin, item != NULL && chat->pinned && chat->deleted == 0);
   gtk_spinner_set_spinning (GTK_SPINNER (self->spinner), running);
   gtk_widget_set_visible (self->spinner, running);
   gtk_widget_set_visible (self->dot, unread && !running);
   gtk_widget_set_visible (self->menu, item != NULL);
+  /* GTK gives the focus to no row that cannot be selected, and no key goes past one: a heading takes it inside. */
+  gtk_widget_set_focusable (GTK_WIDGET (self), item == NULL);
+  quire_widget_set_label (GTK_WIDGET (self), text);
+  update_name (self, text);
 }
 
 void
@@ -143,6 +155,7 @@ quire_sidebar_row_init (QuireSidebarRow *self)
   gtk_widget_set_valign (self->menu, GTK_ALIGN_CENTER);
   gtk_widget_set_focusable (self->menu, FALSE); /* the keyboard has the Menu key */
   gtk_widget_set_tooltip_text (self->menu, _ ("Chat Actions"));
+  quire_widget_set_label (self->menu, _ ("Chat Actions"));
   g_signal_connect_swapped (self->menu, "clicked", G_CALLBACK (menu_clicked_cb), self);
   gtk_box_append (GTK_BOX (self), self->label);
   gtk_box_append (GTK_BOX (self), self->pin);

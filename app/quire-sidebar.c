@@ -13,6 +13,7 @@
 
 #include "app/quire-sidebar-entry.h"
 #include "app/quire-sidebar-row.h"
+#include "app/quire-widget.h"
 
 struct _QuireSidebar
 {
@@ -268,8 +269,13 @@ quire_sidebar_search (QuireSidebar *self, const char *query)
 static void
 popover_closed_cb (QuireSidebar *self, GtkWidget *popover)
 {
+  GtkWidget *before = g_object_get_data (G_OBJECT (popover), "quire-focus");
+
   if (self->popover == popover)
     self->popover = NULL;
+  /* The keyboard is where it was. */
+  if (before != NULL && gtk_widget_get_mapped (before))
+    gtk_widget_grab_focus (before);
   /* Its action runs after this signal, and needs the popover's place in the window. */
   g_idle_add_once ((GSourceOnceFunc)gtk_widget_unparent, popover);
 }
@@ -277,6 +283,7 @@ popover_closed_cb (QuireSidebar *self, GtkWidget *popover)
 static void
 open_popover (QuireSidebar *self, GtkWidget *popover, GtkWidget *at, double x, double y)
 {
+  GtkWidget *focus = gtk_root_get_focus (gtk_widget_get_root (GTK_WIDGET (self)));
   double px = 0, py = 0;
   GdkRectangle place;
 
@@ -284,6 +291,9 @@ open_popover (QuireSidebar *self, GtkWidget *popover, GtkWidget *at, double x, d
     gtk_popover_popdown (GTK_POPOVER (self->popover));
   gtk_widget_translate_coordinates (at, GTK_WIDGET (self), x, y, &px, &py);
   place = (GdkRectangle){ (int)px, (int)py, 1, 1 };
+  if (focus != NULL)
+    g_object_set_data_full (G_OBJECT (popover), "quire-focus", g_object_ref (focus),
+                            g_object_unref);
   gtk_widget_set_parent (popover, GTK_WIDGET (self));
   gtk_popover_set_pointing_to (GTK_POPOVER (popover), &place);
   gtk_popover_set_position (GTK_POPOVER (popover), GTK_POS_BOTTOM);
@@ -387,7 +397,7 @@ quire_sidebar_rename (QuireSidebar *self, QuireHistoryItem *item)
   gtk_accessible_update_property (GTK_ACCESSIBLE (entry), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Title"), -1);
   gtk_editable_set_width_chars (GTK_EDITABLE (entry), 24);
-  button = gtk_button_new_with_mnemonic (_ ("_Rename"));
+  button = quire_mnemonic_button_new (_ ("_Rename"));
   gtk_widget_add_css_class (button, "suggested-action");
   gtk_box_append (GTK_BOX (line), entry);
   gtk_box_append (GTK_BOX (line), button);

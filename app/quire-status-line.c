@@ -6,6 +6,7 @@
 #include "app/quire-figures.h"
 #include "app/quire-format.h"
 #include "app/quire-versions.h"
+#include "app/quire-widget.h"
 
 struct _QuireStatusLine
 {
@@ -195,7 +196,8 @@ quire_status_line_init (QuireStatusLine *self)
   gtk_button_set_child (GTK_BUTTON (self->receipt_button), self->figures);
   gtk_widget_add_css_class (self->receipt_button, "flat");
   gtk_widget_add_css_class (self->receipt_button, "receipt");
-  /* Its name; what is shown has all figures. */
+  /* What is shown has all figures. */
+  quire_widget_set_labelled_by (self->receipt_button, self->figures, NULL);
   gtk_widget_set_tooltip_text (self->receipt_button, _ ("What this reply took"));
   g_signal_connect_swapped (self->receipt_button, "query-tooltip", G_CALLBACK (query_tooltip_cb),
                             self);

@@ -8,6 +8,7 @@
 
 #include "app/quire-format.h"
 #include "app/quire-versions.h"
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 #define BAR_HEIGHT_PX 8
@@ -181,11 +182,14 @@ format_note (const qe_tier_view *view, const qe_device_view *device)
 static void
 set_button (QuireTierRow *self, const char *label, const char *name, const char *action)
 {
+  const char *const tiers[] = { _ ("GPU"), _ ("Host memory"), _ ("Disk") };
+  /* Translators: a tier, then what its button is for. */
+  g_autofree char *full = g_strdup_printf (C_ ("button", "%s: %s"), tiers[self->tier], name);
+
   if (g_strcmp0 (gtk_button_get_label (GTK_BUTTON (self->button)), label) == 0)
     return;
   gtk_button_set_label (GTK_BUTTON (self->button), label);
-  gtk_accessible_update_property (GTK_ACCESSIBLE (self->button), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                  name, -1);
+  quire_widget_set_label (self->button, full);
   gtk_widget_set_tooltip_text (self->button, name);
   quire_button_set_action (self->button, action);
 }
@@ -293,7 +297,8 @@ quire_tier_row_new (qe_tier tier)
   gtk_box_append (GTK_BOX (head), name);
   gtk_box_append (GTK_BOX (head), GTK_WIDGET (self->numbers));
 
-  self->bar = gtk_drawing_area_new ();
+  self->bar
+      = g_object_new (GTK_TYPE_DRAWING_AREA, "accessible-role", GTK_ACCESSIBLE_ROLE_IMG, NULL);
   gtk_drawing_area_set_content_height (GTK_DRAWING_AREA (self->bar), BAR_HEIGHT_PX);
   gtk_drawing_area_set_draw_func (GTK_DRAWING_AREA (self->bar), draw_bar, self, NULL);
   gtk_widget_add_css_class (self->bar, "tierbar");

@@ -8,6 +8,7 @@
 #include "app/quire-flatpak-gpu-group.h"
 #include "app/quire-flatpak-gpu.h"
 #include "app/quire-gpu-facts.h"
+#include "app/quire-widget.h"
 #include "app/quire-words.h"
 
 typedef struct
@@ -124,7 +125,7 @@ status_new (WhyGpu *self, gboolean with_advice)
   gtk_widget_set_margin_bottom (box, 12);
   if (facts->reason == NULL)
     {
-      GtkWidget *use = gtk_button_new_with_mnemonic (_ ("_Use It"));
+      GtkWidget *use = quire_mnemonic_button_new (_ ("_Use It"));
 
       gtk_widget_add_css_class (use, "pill");
       gtk_widget_add_css_class (use, "suggested-action");
@@ -210,14 +211,20 @@ quire_why_gpu_present (GtkWindow *parent)
 {
   WhyGpu *self = g_new0 (WhyGpu, 1);
   GtkWidget *window = adw_window_new (), *header = adw_header_bar_new ();
+  GtkEventController *keys = gtk_shortcut_controller_new ();
 
+  gtk_shortcut_controller_add_shortcut (
+      GTK_SHORTCUT_CONTROLLER (keys), gtk_shortcut_new (gtk_keyval_trigger_new (GDK_KEY_Escape, 0),
+                                                        gtk_named_action_new ("window.close")));
+  gtk_widget_add_controller (window, keys);
   self->window = GTK_WINDOW (window);
   self->cancellable = g_cancellable_new ();
   g_object_set_data_full (G_OBJECT (window), "quire-why-gpu", self, why_gpu_free);
   self->box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 0);
-  self->check = gtk_button_new_with_mnemonic (_ ("Check _Again"));
+  self->check = quire_mnemonic_button_new (_ ("Check _Again"));
   self->spinner = gtk_spinner_new ();
   self->toasts = ADW_TOAST_OVERLAY (adw_toast_overlay_new ());
+  quire_widget_name_toasts (self->toasts);
   g_signal_connect_swapped (self->check, "clicked", G_CALLBACK (look), self);
   adw_header_bar_pack_start (ADW_HEADER_BAR (header), self->check);
   adw_header_bar_pack_start (ADW_HEADER_BAR (header), self->spinner);

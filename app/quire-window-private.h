@@ -19,6 +19,7 @@ struct _QuireWindow
   AdwBin *content;
   AdwFlap *sidebar_flap, *panel_flap;
   AdwTabView *tab_view;
+  AdwTabBar *tab_bar;
   AdwWindowTitle *title;
   QuireSidebar *sidebar;
   GtkInfoBar *history_bar;

@@ -14,6 +14,7 @@
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
 #include "app/quire-why-gpu.h"
+#include "app/quire-widget.h"
 #include "app/quire-window-private.h"
 
 G_DEFINE_FINAL_TYPE (QuireWindow, quire_window, ADW_TYPE_APPLICATION_WINDOW)
@@ -513,6 +514,7 @@ quire_window_class_init (QuireWindowClass *klass)
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, sidebar_flap);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, panel_flap);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, tab_view);
+  gtk_widget_class_bind_template_child (widget_class, QuireWindow, tab_bar);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, title);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, sidebar);
   gtk_widget_class_bind_template_child (widget_class, QuireWindow, history_bar);
@@ -550,6 +552,7 @@ quire_window_init (QuireWindow *self)
   gtk_widget_init_template (GTK_WIDGET (self));
   gtk_widget_set_layout_manager (GTK_WIDGET (self->content),
                                  gtk_custom_layout_new (NULL, content_measure, content_allocate));
+  quire_widget_name_tabs (self->tab_bar);
   quire_window_init_chats (self);
   quire_window_init_files (self);
   quire_window_init_panes (self);

@@ -42,6 +42,11 @@ static gboolean filter_keypress(GtkIMContext *context, GdkEvent *event)
         g_signal_emit_by_name(context, "commit", text);
         return TRUE;
     }
+    if (keyval == GDK_KEY_Escape && preedit->len > 0) {
+        g_string_truncate(preedit, 0);
+        set_preedit(context, FALSE);
+        return TRUE;
+    }
     if (c < 0x20 || c == 0x7f || (state & (GDK_CONTROL_MASK | GDK_ALT_MASK)) != 0)
         return FALSE;
 

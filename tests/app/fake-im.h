@@ -1,4 +1,5 @@
-/* fake-im.h: an input method for tests. While active it composes letters and commits them in capitals on Enter. */
+/* fake-im.h: an input method for tests. While active it composes letters and commits them in capitals on Enter, and
+ * drops them on Escape. */
 #pragma once
 #include <gtk/gtk.h>
 

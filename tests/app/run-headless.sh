@@ -15,8 +15,9 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# The server picks a free display itself and writes its number.
-Xvfb -displayfd 3 -screen 0 "${QUIRE_TEST_SCREEN:-1200x800}x24" -nolisten tcp 3>"$dir/display" 2>"$dir/xvfb.log" &
+# The server picks a free display itself and writes its number. It must not begin anew when its last client leaves: one that comes
+# at that moment is turned away.
+Xvfb -displayfd 3 -noreset -screen 0 "${QUIRE_TEST_SCREEN:-1200x800}x24" -nolisten tcp 3>"$dir/display" 2>"$dir/xvfb.log" &
 xvfb=$!
 for _ in $(seq 100); do
     [ -s "$dir/display" ] && break

@@ -165,39 +165,6 @@ static QuireComposer *composer(void)
     return quire_chat_view_get_composer(quire_window_get_chat(window));
 }
 
-static GtkWidget *find_window(GType type)
-{
-    GListModel *windows = gtk_window_get_toplevels();
-
-    for (guint i = 0; i < g_list_model_get_n_items(windows); i++) {
-        g_autoptr(GtkWidget) w = g_list_model_get_item(windows, i);
-
-        if (G_TYPE_CHECK_INSTANCE_TYPE(w, type))
-            return w;
-    }
-    return NULL;
-}
-
-static gboolean has_no_window_of(gpointer type)
-{
-    return find_window(GPOINTER_TO_SIZE(type)) == NULL;
-}
-
-/* A button under @root by its words. */
-static GtkWidget *find_button(GtkWidget *root, const char *label)
-{
-    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0)
-        return root;
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
-         child = gtk_widget_get_next_sibling(child)) {
-        GtkWidget *found = find_button(child, label);
-
-        if (found != NULL)
-            return found;
-    }
-    return NULL;
-}
-
 static gboolean room_is_read(gpointer data)
 {
     GtkWidget *w = find_window(QUIRE_TYPE_ROOM_WINDOW);
@@ -351,22 +318,6 @@ static void test_room(void)
 }
 
 /* ---- Settings of a chat ---- */
-
-/* A row under @root by its title. */
-static GtkWidget *find_row(GtkWidget *root, const char *title)
-{
-    if (ADW_IS_PREFERENCES_ROW(root) &&
-        g_strcmp0(adw_preferences_row_get_title(ADW_PREFERENCES_ROW(root)), title) == 0)
-        return root;
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
-         child = gtk_widget_get_next_sibling(child)) {
-        GtkWidget *found = find_row(child, title);
-
-        if (found != NULL)
-            return found;
-    }
-    return NULL;
-}
 
 static GtkWidget *settings_window(void)
 {
@@ -698,13 +649,6 @@ static gboolean find_says(gpointer text)
 static gboolean find_is_open(gpointer wanted)
 {
     return quire_find_bar_is_open(find_bar()) == GPOINTER_TO_INT(wanted);
-}
-
-static gboolean focus_is_in(gpointer widget)
-{
-    GtkWidget *focus = gtk_window_get_focus(GTK_WINDOW(window));
-
-    return focus != NULL && (focus == widget || gtk_widget_is_ancestor(focus, widget));
 }
 
 /* Ctrl+F finds what is shown, in any case; Escape closes the bar first, and stops a reply only then. */

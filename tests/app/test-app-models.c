@@ -210,25 +210,7 @@ static void test_facts(void)
 
 static QuireModelsWindow *models(void)
 {
-    for (GList *l = gtk_application_get_windows(GTK_APPLICATION(application)); l != NULL; l = l->next)
-        if (QUIRE_IS_MODELS_WINDOW(l->data))
-            return l->data;
-    return NULL;
-}
-
-static GtkWidget *find_button(GtkWidget *root, const char *label)
-{
-    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0 &&
-        gtk_widget_get_mapped(root))
-        return root;
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
-         child = gtk_widget_get_next_sibling(child)) {
-        GtkWidget *found = find_button(child, label);
-
-        if (found != NULL)
-            return found;
-    }
-    return NULL;
+    return (QuireModelsWindow *)find_window(QUIRE_TYPE_MODELS_WINDOW);
 }
 
 static gboolean has_models(gpointer wanted)
@@ -236,14 +218,15 @@ static gboolean has_models(gpointer wanted)
     return (models() != NULL) == GPOINTER_TO_INT(wanted);
 }
 
-static QuireModelRow *find_row(GtkWidget *root, const char *dir)
+/* A row of the window by its folder. */
+static QuireModelRow *find_model(GtkWidget *root, const char *dir)
 {
     if (QUIRE_IS_MODEL_ROW(root) &&
         strcmp(quire_model_item_get_dir(quire_model_row_get_item(QUIRE_MODEL_ROW(root))), dir) == 0)
         return QUIRE_MODEL_ROW(root);
     for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
          child = gtk_widget_get_next_sibling(child)) {
-        QuireModelRow *row = find_row(child, dir);
+        QuireModelRow *row = find_model(child, dir);
 
         if (row != NULL)
             return row;
@@ -253,7 +236,7 @@ static QuireModelRow *find_row(GtkWidget *root, const char *dir)
 
 static const char *subtitle(const char *dir)
 {
-    QuireModelRow *row = find_row(GTK_WIDGET(models()), dir);
+    QuireModelRow *row = find_model(GTK_WIDGET(models()), dir);
 
     return row != NULL ? adw_expander_row_get_subtitle(ADW_EXPANDER_ROW(row)) : "";
 }
@@ -289,7 +272,7 @@ static gboolean is_loaded_from(gpointer dir)
 
 static gboolean has_no_row(gpointer dir)
 {
-    return find_row(GTK_WIDGET(models()), dir) == NULL;
+    return find_model(GTK_WIDGET(models()), dir) == NULL;
 }
 
 static void test_window(void)
@@ -325,19 +308,19 @@ static void test_window(void)
     wait_says(broken, "is missing");
 
     /* Load, unload. */
-    g_signal_emit_by_name(find_row(GTK_WIDGET(models()), whole), "load");
+    g_signal_emit_by_name(find_model(GTK_WIDGET(models()), whole), "load");
     wait_for("the second model", is_loaded_from, whole);
     wait_ms(300);
-    adw_expander_row_set_expanded(ADW_EXPANDER_ROW(find_row(GTK_WIDGET(models()), whole)), TRUE);
+    adw_expander_row_set_expanded(ADW_EXPANDER_ROW(find_model(GTK_WIDGET(models()), whole)), TRUE);
     wait_ms(500);
     screenshot("models-2-loaded.png");
-    g_signal_emit_by_name(find_row(GTK_WIDGET(models()), whole), "unload");
+    g_signal_emit_by_name(find_model(GTK_WIDGET(models()), whole), "unload");
     wait_for("no model", state_is, GINT_TO_POINTER(QE_ENGINE_EMPTY));
     wait_ms(300);
     screenshot("models-3-none.png");
 
     /* Off the list; the files stay. */
-    g_signal_emit_by_name(find_row(GTK_WIDGET(models()), gguf), "remove");
+    g_signal_emit_by_name(find_model(GTK_WIDGET(models()), gguf), "remove");
     wait_for("the row to go", has_no_row, gguf);
     g_assert_true(g_file_test(gguf, G_FILE_TEST_IS_DIR));
 
@@ -347,7 +330,7 @@ static void test_window(void)
     gtk_window_set_default_size(GTK_WINDOW(models()), 360, 560);
     wait_ms(500);
     screenshot("models-4-narrow.png");
-    g_signal_emit_by_name(find_row(GTK_WIDGET(models()), shipped), "load");
+    g_signal_emit_by_name(find_model(GTK_WIDGET(models()), shipped), "load");
     wait_for("the shipped model", is_loaded_from, shipped);
     /* The last chat takes the window with it. */
     gtk_window_close(GTK_WINDOW(window));
@@ -377,7 +360,7 @@ static void test_loading(void)
     wait_for("no model", state_is, GINT_TO_POINTER(QE_ENGINE_EMPTY));
     g_atomic_int_set(&held, 0);
     wait_says(shipped, "fits: ");
-    g_signal_emit_by_name(find_row(GTK_WIDGET(models()), shipped), "load");
+    g_signal_emit_by_name(find_model(GTK_WIDGET(models()), shipped), "load");
     wait_for("the model", is_loaded_from, shipped);
     close_window();
     g_settings_reset(quire_settings_get_default(), "model-folder");

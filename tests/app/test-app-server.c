@@ -122,12 +122,10 @@ static void expect(
 
 static GtkWindow *preferences(void)
 {
-    GList *l = gtk_application_get_windows(GTK_APPLICATION(application));
+    GtkWidget *found = find_window(ADW_TYPE_PREFERENCES_WINDOW);
 
-    while (l != NULL && !ADW_IS_PREFERENCES_WINDOW(l->data))
-        l = l->next;
-    g_assert_nonnull(l);
-    return l->data;
+    g_assert_nonnull(found);
+    return GTK_WINDOW(found);
 }
 
 static gboolean is_mapped(gpointer widget)

@@ -150,17 +150,6 @@ static gboolean within(GtkWidget *widget, const char *const *types)
     return FALSE;
 }
 
-static gboolean says_something(GtkWidget *widget)
-{
-    if (GTK_IS_LABEL(widget) && gtk_label_get_text(GTK_LABEL(widget))[0] != '\0')
-        return TRUE;
-    for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL;
-         child = gtk_widget_get_next_sibling(child))
-        if (says_something(child))
-            return TRUE;
-    return FALSE;
-}
-
 static gboolean is_named(GtkWidget *widget)
 {
     const char *tooltip = gtk_widget_get_tooltip_text(widget);

@@ -214,6 +214,72 @@ GtkWidget *find(GtkWidget *root, GType type)
     return NULL;
 }
 
+GtkWidget *find_button(GtkWidget *root, const char *label)
+{
+    if (GTK_IS_BUTTON(root) && g_strcmp0(gtk_button_get_label(GTK_BUTTON(root)), label) == 0 &&
+        gtk_widget_get_mapped(root))
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find_button(child, label);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
+GtkWidget *find_row(GtkWidget *root, const char *title)
+{
+    if (ADW_IS_PREFERENCES_ROW(root) &&
+        g_strcmp0(adw_preferences_row_get_title(ADW_PREFERENCES_ROW(root)), title) == 0)
+        return root;
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
+        GtkWidget *found = find_row(child, title);
+
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
+GtkWidget *find_window(GType type)
+{
+    GListModel *windows = gtk_window_get_toplevels();
+
+    for (guint i = 0; i < g_list_model_get_n_items(windows); i++) {
+        g_autoptr(GtkWidget) w = g_list_model_get_item(windows, i);
+
+        if (G_TYPE_CHECK_INSTANCE_TYPE(w, type))
+            return w;
+    }
+    return NULL;
+}
+
+gboolean has_no_window_of(gpointer type)
+{
+    return find_window(GPOINTER_TO_SIZE(type)) == NULL;
+}
+
+gboolean says_something(GtkWidget *widget)
+{
+    if (GTK_IS_LABEL(widget) && gtk_label_get_text(GTK_LABEL(widget))[0] != '\0')
+        return TRUE;
+    for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL;
+         child = gtk_widget_get_next_sibling(child))
+        if (says_something(child))
+            return TRUE;
+    return FALSE;
+}
+
+gboolean focus_is_in(gpointer widget)
+{
+    GtkWidget *focus = gtk_window_get_focus(GTK_WINDOW(window));
+
+    return focus != NULL && (focus == widget || gtk_widget_is_ancestor(focus, widget));
+}
+
 GtkWidget *last_row(void)
 {
     GtkWidget *row = find(GTK_WIDGET(quire_window_get_chat(window)), QUIRE_TYPE_MESSAGE_ROW);
@@ -290,11 +356,7 @@ char *add_chat(const char *title, guint n_messages, guint n_tokens)
 
 gboolean has_preferences(gpointer wanted)
 {
-    gboolean found = FALSE;
-
-    for (GList *l = gtk_application_get_windows(GTK_APPLICATION(application)); l != NULL; l = l->next)
-        found |= QUIRE_IS_PREFERENCES_WINDOW(l->data);
-    return found == GPOINTER_TO_INT(wanted);
+    return (find_window(QUIRE_TYPE_PREFERENCES_WINDOW) != NULL) == GPOINTER_TO_INT(wanted);
 }
 
 /* ---- Running ---- */

@@ -33,6 +33,16 @@ const qe_receipt *receipt(void);
 char *dup_cli_reply(const char *json);
 char *quote(const char *text);
 GtkWidget *find(GtkWidget *root, GType type);
+/* A button below @root by its words, where it is shown; a row of preferences by its title; a window by its type. NULL: none. */
+GtkWidget *find_button(GtkWidget *root, const char *label);
+GtkWidget *find_row(GtkWidget *root, const char *title);
+GtkWidget *find_window(GType type);
+/* Is there no window of the type, a GSize in a pointer? For wait_for(). */
+gboolean has_no_window_of(gpointer type);
+/* Does a label below @widget, or it itself, say anything? */
+gboolean says_something(GtkWidget *widget);
+/* Is the focus of the window in @widget? For wait_for(). */
+gboolean focus_is_in(gpointer widget);
 GtkWidget *last_row(void);
 void open_window(int width, int height);
 void close_window(void);
