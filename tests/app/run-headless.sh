@@ -37,7 +37,10 @@ export QUIRE_ISA=reference
 unset WAYLAND_DISPLAY
 # A bus that starts nothing but accessibility: what a desktop has installed, as portals, does not reach the tests.
 mkdir "$dir/services"
-for service in /usr/share/dbus-1/services/org.a11y.Bus.service; do [ -f "$service" ] && cp "$service" "$dir/services/"; done
+# It says when it is ready, on what is the test's output here.
+for service in /usr/share/dbus-1/services/org.a11y.Bus.service; do
+    [ -f "$service" ] && sed 's|^Exec=\(.*\)$|Exec=/bin/sh -c "exec \1 >\&2"|' "$service" >"$dir/services/${service##*/}"
+done
 cat >"$dir/bus.conf" <<EOF
 <!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
