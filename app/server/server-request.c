@@ -378,13 +378,16 @@ static gboolean
 json_schema (SrvRequest *r, const SrvJson *format, SrvError *error)
 {
   const SrvJson *holder = srv_json_get (format, "json_schema"),
-                *schema = srv_json_get (holder, "schema");
+                *schema = srv_json_get (holder, "schema"),
+                *strict = srv_json_get (holder, "strict");
   g_autoptr (GString) text = g_string_new (NULL);
   g_autoptr (GError) cause = NULL;
 
   if (schema == NULL || schema->type != SRV_JSON_OBJECT)
     return srv_error_set (error, 400, "invalid_value", "response_format",
                           "response_format: expected an object json_schema.schema");
+  if (strict != NULL && strict->type != SRV_JSON_BOOL && strict->type != SRV_JSON_NULL)
+    return wrong_type ("response_format", strict, "true or false as json_schema.strict", error);
   srv_json_write (text, schema);
   r->formats = TRUE;
   r->constraint = qe_constraint_new_json_schema (text->str, (gssize)text->len, &cause);
