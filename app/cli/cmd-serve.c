@@ -234,6 +234,13 @@ cli_serve (int argc, char **argv)
   GOptionContext *context = g_option_context_new ("- serve OpenAI's API and a page to chat in");
   int status;
 
+  g_option_context_set_description (
+      context,
+      "The first line of the output is the address: a browser finds a page to chat in there, and "
+      "the API at /docs.\n"
+      "  curl http://127.0.0.1:8377/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+      "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n"
+      "With --token-file also: -H \"Authorization: Bearer $(cat FILE)\". Ctrl+C ends it.");
   g_option_context_add_main_entries (context, entries, NULL);
   g_option_context_add_group (context, cli_cache_options_group (&o.cache));
   g_option_context_add_group (context, cli_engine_options_group (&o.engine));

@@ -5,9 +5,11 @@ What a machine lacks (node, npm or a network to fetch the packages with, a brows
 to $QUIRE_TEST_CLIENTS, else .cache/server-clients beside the sources. $QUIRE_TEST_SHOTS: a folder for screenshots."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -80,6 +82,33 @@ def curl_speaks_to_it():
         assert b"body_too_large" in big, big
 
 
+def what_the_documents_say_works_as_typed():
+    """README's section on the server and the help of `serve`, command by command, by a shell; the port alone is another."""
+    if not shutil.which("curl"):
+        return "curl is not installed"
+    with open(os.path.join(HERE, "..", "..", "README.md")) as f:
+        section = f.read().split("\n## Local server\n")[1].split("\n## ")[0]
+    blocks = [b.strip() for b in re.findall(r"```sh\n(.*?)```", section, re.S)]
+    help_text = subprocess.run([CLI, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    from_help = re.search(r"^  (curl .*?'\n)", help_text, re.S | re.M).group(1)
+    assert len(blocks) == 2 and blocks[1].startswith("quire-cli serve "), blocks
+
+    def typed(command, port, home):
+        shell = "curl() { command curl -sS --max-time 60 --noproxy '*' \"$@\"; }\n" + command.replace(":8377", f":{port}")
+        return json.loads(subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True, env=dict(os.environ, HOME=home)).stdout)
+
+    with tempfile.TemporaryDirectory() as home:
+        with Server(CLI, MODEL) as s:
+            assert typed(blocks[0], s.port, home)["choices"][0]["message"]["content"]
+            assert typed(from_help, s.port, home)["usage"]["completion_tokens"] > 0
+        os.mkdir(home + "/.config")
+        serve, ask = blocks[1].split("\n")
+        options = serve.replace("~", home).split()[2:]
+        with Server(CLI, MODEL, *options) as s:
+            assert typed(ask, s.port, home)["data"][0]["id"] == os.path.basename(MODEL)
+            assert os.stat(home + "/.config/quire-token").st_mode & 0o777 == 0o600
+
+
 def the_openai_package():
     reason = packages()
     if reason:
@@ -92,8 +121,10 @@ def chromium_shows_the_pages():
     reason = packages() or (None if CHROMIUM else "no Chromium is installed")
     if reason:
         return reason
-    with Server(CLI, MODEL) as s:
-        run_node("browser.mjs", s.uri, CHROMIUM, *filter(None, [os.environ.get("QUIRE_TEST_SHOTS")]))
+    with tempfile.TemporaryDirectory() as folder, Server(CLI, MODEL) as s:
+        token_file = os.path.join(folder, "token")
+        with Server(CLI, MODEL, "--token-file", token_file) as guarded, open(token_file) as f:
+            run_node("browser.mjs", s.uri, CHROMIUM, os.environ.get("QUIRE_TEST_SHOTS", ""), guarded.uri, f.read().strip(), str(guarded.process.pid))
 
 
-run_tests([curl_speaks_to_it, the_openai_package, chromium_shows_the_pages])
+run_tests([curl_speaks_to_it, what_the_documents_say_works_as_typed, the_openai_package, chromium_shows_the_pages])
