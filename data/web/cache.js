@@ -31,6 +31,7 @@ function tierView([key, name], t) {
     meter.setAttribute("aria-valuenow", String(t.bytes));
     meter.setAttribute("aria-valuetext", `${bytes(t.bytes)} of ${bytes(t.bytes_max)}`);
     fill.style.width = (t.bytes_max ? Math.min(100, (100 * t.bytes) / t.bytes_max) : 0) + "%";
+    fill.className = t.bytes ? "some" : "";
     meter.append(fill);
     out.append(meter, element("div", "dim", `${t.pages} pages` + (t.pages_shared ? `, ${t.pages_shared} shared` : "")));
   }
@@ -40,7 +41,9 @@ function tierView([key, name], t) {
 function sessionView(s, mine, nameOf) {
   const out = element("section", "sess" + (s.session_id && s.session_id === mine ? " mine" : ""));
   const head = element("div", "head");
-  head.append(element("h4", "", nameOf(s)), element("span", "dim", `${s.tokens} tokens · ${bytes(s.bytes)}`));
+  const name = element("h4", "", nameOf(s));
+  name.title = name.textContent;
+  head.append(name, element("span", "dim", `${s.tokens} tokens · ${bytes(s.bytes)}`));
   const cells = element("div", "cells");
   cells.setAttribute("role", "img");
   cells.setAttribute("aria-label", `${s.pages} pages, ${s.pages_shared} of them shared; mode ${s.mode}`);

@@ -41,6 +41,8 @@ function blocks(text) {
   return out;
 }
 
+const letter = /[\p{L}\p{N}]/u;
+
 function element(name, ...children) {
   const e = document.createElement(name);
   e.append(...children);
@@ -172,10 +174,9 @@ export class MarkdownView {
     this.sources = [];
   }
 
-  // Shows @text. Returns the plain text of the blocks that are complete now and were not before.
+  // Shows @text. Returns the plain text of the sentences that are complete now and were not before.
   set(text) {
     const now = blocks(text);
-    const fresh = [];
     now.forEach((lines, i) => {
       const source = lines.join("\n");
       if (this.sources[i] === source) return;
@@ -186,15 +187,20 @@ export class MarkdownView {
     });
     while (this.node.children.length > now.length) this.node.lastChild.remove();
     this.sources.length = now.length;
-    for (let i = this.told || 0; i < now.length - 1; i++) fresh.push(this.node.children[i].textContent);
-    this.told = Math.max(this.told || 0, now.length - 1);
-    return fresh.join("\n");
+    return this.tell(false);
   }
 
   // What set() has not returned yet.
-  rest() {
-    const out = [...this.node.children].slice(this.told || 0).map((n) => n.textContent).join("\n");
-    this.told = this.node.children.length;
-    return out;
+  rest() { return this.tell(true); }
+
+  // What was told is counted in letters and digits: a mark that closes takes none of those from the text.
+  tell(all) {
+    const plain = [...this.node.children].map((n) => n.textContent).join("\n");
+    let from = 0;
+    for (let n = this.told || 0; n > 0 && from < plain.length; from++) n -= letter.test(plain[from]) ? 1 : 0;
+    const fresh = plain.slice(from), ends = all ? null : [...fresh.matchAll(/[.!?\u2026]["'\u201d\u2019)\]]*\s|\n/g)].pop();
+    const part = all ? fresh : ends ? fresh.slice(0, ends.index + ends[0].length) : "";
+    for (const c of part) this.told = (this.told || 0) + (letter.test(c) ? 1 : 0);
+    return letter.test(part) ? part.replace(/^[^\p{L}\p{N}]*\s/u, "").replace(/^[^\p{L}\p{N}"'\u201c(]+/u, "").trim() : "";
   }
 }

@@ -11,13 +11,17 @@ const SUGGESTIONS = ["What is a KV cache?", "Tell me a story.", "What is 27 plus
 
 let token = sessionStorage.getItem("token") || "";
 
-async function call(path, options = {}) {
+async function call(path, options = {}, refused = false) {
   const headers = options.body ? { "Content-Type": "application/json" } : {};
   if (token) headers.Authorization = "Bearer " + token;
-  const r = await fetch(path, { ...options, headers });
+  let r;
+  try { r = await fetch(path, { ...options, headers }); } catch (e) {
+    if (e.name === "AbortError") throw e;
+    throw new Error("The server does not answer. Is it still running?");
+  }
   if (r.status === 401) {
-    await askToken();
-    return call(path, options);
+    await askToken(refused);
+    return call(path, options, true);
   }
   if (!r.ok) {
     let message = `The server answered ${r.status}.`;
@@ -32,17 +36,30 @@ const post = (path, body, signal) => call(path, { method: "POST", body: JSON.str
 // Whether the server has that session: it may have been started anew since.
 const has = async (id) => (await (await call("/v1/sessions")).json()).data.some((s) => s.id === id);
 
-let asking = null;
-function askToken() {
-  asking ||= new Promise((done) => {
+// Ends the server's session. Who is @leaving has no time to ask whether there is one.
+function forget(id, leaving) {
+  const end = () => call("/v1/sessions/" + id, { method: "DELETE", keepalive: leaving });
+  (leaving ? end() : has(id).then((there) => there && end())).catch(() => { /* it ends with the server */ });
+}
+
+// One dialog, whoever asks. Who closes it without a token is asked again when they next want something.
+let asking = null, declined = false;
+function askToken(refused) {
+  if (declined) return Promise.reject(new Error("This server needs its token."));
+  asking ||= new Promise((done, failed) => {
     const dialog = $("token-dialog");
+    $("token-wrong").textContent = refused ? "The server refused that token." : "";
+    dialog.returnValue = "";
     dialog.addEventListener("close", () => {
+      asking = null;
+      declined = dialog.returnValue !== "use";
+      if (declined) return failed(new Error("This server needs its token."));
       token = $("token").value.trim();
       sessionStorage.setItem("token", token);
-      asking = null;
       done();
     }, { once: true });
     dialog.showModal();
+    $("token").select();
   });
   return asking;
 }
@@ -52,7 +69,11 @@ async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    let value, done;
+    try { ({ value, done } = await reader.read()); } catch (e) {
+      if (e.name === "AbortError") throw e;
+      throw new Error("The connection to the server broke off.");
+    }
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -67,7 +88,7 @@ async function* events(response) {
 let chats = [], current = null, running = null, model = null;
 
 function save() {
-  try { localStorage.setItem("chats", JSON.stringify(chats)); } catch { status("This browser keeps no more chats."); }
+  try { localStorage.setItem("chats", JSON.stringify(chats)); } catch { toast("This browser keeps no more chats."); }
 }
 
 function load() {
@@ -96,8 +117,8 @@ function drawChats() {
     const li = document.createElement("li"), b = document.createElement("button"), del = document.createElement("button");
     if (chat === current) li.setAttribute("aria-current", "true");
     b.className = "open";
-    b.textContent = chat.title;
-    b.addEventListener("click", () => { open(chat); if (matchMedia("(max-width: 640px)").matches) show("sidebar", false); });
+    b.textContent = b.title = chat.title;
+    b.addEventListener("click", () => { open(chat); hideSidebar(); });
     del.className = "flat icon delete";
     del.setAttribute("aria-label", "Delete " + chat.title);
     del.title = "Delete";
@@ -117,14 +138,17 @@ function icon(path) {
   return svg;
 }
 
+// The server's session goes when the deletion cannot be undone any more.
 function remove(chat) {
   if (running && running.chat === chat) running.stop();
+  const at = chats.indexOf(chat), shown = chat === current;
   chats = chats.filter((c) => c !== chat);
   save();
-  has(chat.id).then((there) => there && call("/v1/sessions/" + chat.id, { method: "DELETE" })).catch((e) => status(e.message));
-  status("Deleted " + chat.title);
-  if (chat === current) open(chats[0] || newChat());
+  if (shown) open(chats[0] || newChat());
   else drawChats();
+  if (shown && !$("sidebar").hidden) ($("chats").querySelector(".open") || $("new-chat")).focus();
+  toast("Deleted " + chat.title, () => { chats.splice(at, 0, chat); save(); if (shown) open(chat); else drawChats(); },
+    (leaving) => forget(chat.id, leaving));
 }
 
 // ---- The conversation ----
@@ -132,7 +156,7 @@ function remove(chat) {
 function drawTranscript() {
   $("transcript").replaceChildren(...current.messages.map(messageView));
   $("empty").hidden = current.messages.length > 0;
-  $("title").textContent = current.title;
+  $("title").textContent = $("title").title = current.title;
   document.title = current.messages.length ? current.title + " - Quire" : "Quire";
   $("fork").disabled = current.messages.length === 0;
   drawContext();
@@ -207,13 +231,18 @@ class ReplyView {
     if (r) {
       const parts = [`${Math.round(r.first)} ms`, `${Math.round(r.speed)} tok/s`, `${r.fresh} new`, `${r.reused} reused`];
       if (r.finish === "length") parts.push("cut at the limit");
-      children.push(document.createTextNode(parts.join(" · ")));
+      const figures = document.createElement("span");
+      figures.textContent = parts.join(" · ");
+      figures.title = "Time to the first token, speed, tokens computed, tokens from the cache";
+      children.push(figures);
     } else if (m.stopped) children.push(document.createTextNode("Stopped"));
     const grow = document.createElement("span");
     grow.className = "grow";
-    children.push(grow, this.button("Copy", "M5 5h8v9H5zM3 11V2h8", () => navigator.clipboard?.writeText(m.content).then(() => status("Copied"))));
+    children.push(grow);
+    if (m.content && navigator.clipboard)
+      children.push(this.button("Copy", "M5 5h8v9H5zM3 11V2h8", () => navigator.clipboard.writeText(m.content).then(() => toast("Copied"), () => toast("The browser did not let it be copied"))));
     if (current.messages[current.messages.length - 1] === m)
-      children.push(this.button("Regenerate", "M13 8a5 5 0 1 1-1.5-3.5M13 1v4H9", regenerate));
+      children.push(this.button(m.error ? "Try again" : "Regenerate", "M13 8a5 5 0 1 1-1.5-3.5M13 1v4H9", regenerate));
     this.foot.replaceChildren(...children);
   }
 
@@ -234,11 +263,26 @@ function toEnd(force) {
   if (force || s.scrollHeight - s.scrollTop - s.clientHeight < 120) s.scrollTop = s.scrollHeight;
 }
 
+// For a screen reader alone.
 let statusTimer = 0;
 function status(text) {
   $("status").textContent = text;
   clearTimeout(statusTimer);
   statusTimer = setTimeout(() => { $("status").textContent = ""; }, 10000);
+}
+
+// For all. With @undo it has a button; @after is done when that has gone unused.
+let toastTimer = 0, toastEnd = null;
+function toast(text, undo = null, after = null) {
+  toastEnd?.();
+  const end = () => { clearTimeout(toastTimer); $("toast").hidden = true; toastEnd = null; };
+  toastEnd = (leaving = false) => { end(); after?.(leaving); };
+  $("toast-text").textContent = text;
+  $("toast-undo").hidden = !undo;
+  $("toast-undo").onclick = () => { end(); undo(); $("input").focus(); };
+  $("toast").hidden = false;
+  status(undo ? text + ". It can be undone." : text);
+  toastTimer = setTimeout(() => toastEnd?.(), undo ? 10000 : 4000);
 }
 
 // ---- Asking ----
@@ -253,6 +297,7 @@ function toSend(messages) {
 }
 
 async function ask(chat) {
+  declined = false;
   const reply = { role: "assistant", content: "", reasoning: "" };
   const body = { messages: toSend(chat.messages), session_id: chat.id, cache_mode: chat.mode, stream: true, return_progress: true, stream_options: { include_usage: true } };
   if (model?.has_thinking && chat.think) body.enable_thinking = chat.think === "on";
@@ -285,7 +330,7 @@ async function ask(chat) {
   }
   cancelAnimationFrame(frame);
   view.show(reply.reasoning, reply.content, false);
-  status(reply.stopped ? "Stopped" : reply.error || view.markdown.rest());
+  status(reply.stopped ? "Stopped" : reply.error ? "" : view.markdown.rest()); // an error is an alert already
   if (!reply.content && !reply.error && reply.stopped) { chat.messages.pop(); li.remove(); }
   else view.finish(reply);
   running = null;
@@ -324,28 +369,29 @@ async function fork() {
   const copy = { ...newChat(), title: current.title, messages: structuredClone(current.messages), mode: current.mode, think: current.think };
   try {
     if (await has(current.id)) await post(`/v1/sessions/${current.id}/fork`, { session_id: copy.id });
-  } catch (e) { status(e.message); } // without the fork its first turn computes all
+  } catch { /* without the fork its first turn computes all */ }
   chats.unshift(copy);
   save();
   open(copy);
-  status("Forked");
+  toast("This is the fork");
 }
 
 async function pin() {
+  declined = false;
   const pinned = !current.pinned;
   try {
     if (!(await has(current.id))) await post("/v1/sessions", { session_id: current.id });
     await post(`/v1/sessions/${current.id}/pin`, { pinned });
     current.pinned = pinned;
     $("pin").setAttribute("aria-pressed", String(pinned));
-    status(pinned ? "Pinned" : "Not pinned any more");
+    toast(pinned ? "The server keeps this chat's cache" : "The server may drop this chat's cache");
     save();
-  } catch (e) { status(e.message); }
+  } catch (e) { toast(e.message); }
 }
 
 // ---- Two modes compared ----
 
-async function runMode(mode, out, prompt) {
+async function runMode(mode, out, prompt, signal) {
   const id = "compare-" + crypto.getRandomValues(new Uint32Array(1))[0].toString(16);
   const lines = [];
   let text = "";
@@ -355,37 +401,49 @@ async function runMode(mode, out, prompt) {
   foot.className = "dim";
   out.append(body, foot);
   const view = new MarkdownView(body);
-  for (const what of ["Cold", "Again"]) {
-    text = "";
-    const request = { messages: [{ role: "user", content: prompt }], session_id: id, cache_mode: mode, temperature: 0, stream: true };
-    for await (const c of events(await post("/v1/chat/completions", request))) {
-      if (c.error) throw new Error(c.error.message);
-      text += c.choices[0].delta.content || "";
-      view.set(text);
-      if (c.choices[0].finish_reason) {
-        const r = receiptOf(c);
-        lines.push(`${what}: ${r.first.toFixed(1)} ms · ${Math.round(r.speed)} tok/s · ${r.fresh} new · ${r.reused} reused (${r.mode})`);
-        foot.replaceChildren(...lines.map((l) => Object.assign(document.createElement("div"), { textContent: l })));
+  try {
+    for (const what of ["Cold", "Again"]) {
+      text = "";
+      const request = { messages: [{ role: "user", content: prompt }], session_id: id, cache_mode: mode, temperature: 0, stream: true };
+      for await (const c of events(await post("/v1/chat/completions", request, signal))) {
+        if (c.error) throw new Error(c.error.message);
+        text += c.choices[0].delta.content || "";
+        view.set(text);
+        if (c.choices[0].finish_reason) {
+          const r = receiptOf(c);
+          lines.push(`${what}: ${r.first.toFixed(1)} ms · ${Math.round(r.speed)} tok/s · ${r.fresh} new · ${r.reused} reused (${r.mode})`);
+          foot.replaceChildren(...lines.map((l) => Object.assign(document.createElement("div"), { textContent: l })));
+        }
       }
     }
-  }
-  call("/v1/sessions/" + id, { method: "DELETE" }).catch(() => {});
+  } finally { forget(id, false); }
   return text;
 }
 
+let comparing = null;
 async function compare(event) {
   event.preventDefault();
   const prompt = $("compare-input").value.trim();
-  if (!prompt) return;
-  $("compare-run").disabled = true;
-  $("verdict").textContent = "";
+  if (!prompt) return $("compare-input").focus();
+  declined = false;
+  comparing = new AbortController();
+  const signal = comparing.signal;
+  $("compare-run").hidden = true;
+  $("compare-stop").hidden = false;
+  $("compare-stop").focus();
+  $("out-b").replaceChildren();
+  $("verdict").textContent = "Working\u2026";
   try {
-    const a = await runMode($("mode-a").value, $("out-a"), prompt), b = await runMode($("mode-b").value, $("out-b"), prompt);
+    const a = await runMode($("mode-a").value, $("out-a"), prompt, signal), b = await runMode($("mode-b").value, $("out-b"), prompt, signal);
     let i = 0;
     while (i < a.length && a[i] === b[i]) i++;
     $("verdict").textContent = a === b ? "Both say the same, to the last character." : `They differ from character ${i + 1} on.`;
-  } catch (e) { $("verdict").textContent = e.message; }
-  $("compare-run").disabled = false;
+  } catch (e) { $("verdict").textContent = signal.aborted ? "Stopped" : e.message; }
+  const focused = document.activeElement === $("compare-stop");
+  $("compare-run").hidden = false;
+  $("compare-stop").hidden = true;
+  if (focused) $("compare-run").focus();
+  comparing = null;
 }
 
 // ---- The frame ----
@@ -393,6 +451,27 @@ async function compare(event) {
 function show(id, visible) {
   $(id).hidden = !visible;
   $(id === "panel" ? "toggle-cache" : "toggle-chats").setAttribute("aria-expanded", String(visible));
+  if (id === "sidebar") $("scrim").hidden = !visible;
+}
+
+const isNarrow = () => matchMedia("(max-width: 640px)").matches;
+
+// Where the list lies over the chat: gone once it has been used.
+function hideSidebar() {
+  if (isNarrow() && !$("sidebar").hidden) show("sidebar", false);
+}
+
+function toggleSidebar() {
+  show("sidebar", $("sidebar").hidden);
+  if (isNarrow() && !$("sidebar").hidden) $("new-chat").focus();
+}
+
+// Stops the reply; else closes what lies over the chat.
+function escape() {
+  if (document.querySelector("dialog[open]")) return;
+  if (running) running.stop();
+  else if (isNarrow() && !$("sidebar").hidden) { show("sidebar", false); $("toggle-chats").focus(); }
+  else if (matchMedia("(max-width: 900px)").matches && !$("panel").hidden) { show("panel", false); $("toggle-cache").focus(); }
 }
 
 function grow() {
@@ -405,9 +484,13 @@ function grow() {
 async function watchCache() {
   for (;;) {
     try {
-      for await (const picture of events(await call("/v1/cache/events")))
+      for await (const picture of events(await call("/v1/cache/events"))) {
+        $("cache-lost").hidden = true;
         draw($("cache"), picture, current.id, (s) => chats.find((c) => c.id === s.session_id)?.title || s.session_id || "Chat " + s.number);
+      }
     } catch { /* the server went; it may come back */ }
+    $("cache-lost").textContent = declined ? "This server needs its token." : "The server does not answer." + ($("cache").children.length ? " What is below was so when it last did." : "");
+    $("cache-lost").hidden = false;
     await new Promise((done) => setTimeout(done, 2000));
   }
 }
@@ -422,7 +505,8 @@ async function start() {
   $("mode-a").value = "rebuild";
   $("mode-b").value = "session";
   if (matchMedia("(max-width: 900px)").matches) show("panel", false);
-  if (matchMedia("(max-width: 640px)").matches) show("sidebar", false);
+  if (isNarrow()) show("sidebar", false);
+  else $("scrim").hidden = true;
   $("suggestions").append(...SUGGESTIONS.map((text) => {
     const b = document.createElement("button");
     b.textContent = text;
@@ -435,19 +519,24 @@ async function start() {
     // While an input method composes, Enter is its own.
     if (e.key === "Enter" && !e.shiftKey && !e.isComposing && e.keyCode !== 229) { e.preventDefault(); send($("input").value); }
   });
-  document.addEventListener("keydown", (e) => { if (e.key === "Escape" && running && !document.querySelector("dialog[open]")) running.stop(); });
+  document.addEventListener("keydown", (e) => { if (e.key === "Escape" && !e.isComposing) escape(); });
   $("stop").addEventListener("click", () => running?.stop());
-  $("new-chat").addEventListener("click", () => open(newChat()));
+  $("new-chat").addEventListener("click", () => { hideSidebar(); open(newChat()); });
   $("mode").addEventListener("change", () => { current.mode = $("mode").value; save(); });
   $("think").addEventListener("change", () => { current.think = $("think").value; save(); });
   $("fork").addEventListener("click", fork);
   $("pin").addEventListener("click", pin);
-  $("toggle-chats").addEventListener("click", () => show("sidebar", $("sidebar").hidden));
+  $("toggle-chats").addEventListener("click", toggleSidebar);
+  $("scrim").addEventListener("click", hideSidebar);
   $("toggle-cache").addEventListener("click", () => show("panel", $("panel").hidden));
   $("close-cache").addEventListener("click", () => { show("panel", false); $("toggle-cache").focus(); });
   $("compare").addEventListener("click", () => $("compare-dialog").showModal());
   $("compare-close").addEventListener("click", () => $("compare-dialog").close());
   $("compare-form").addEventListener("submit", compare);
+  $("compare-stop").addEventListener("click", () => comparing?.abort());
+  $("compare-dialog").addEventListener("close", () => comparing?.abort());
+  $("token-cancel").addEventListener("click", () => $("token-dialog").close(""));
+  addEventListener("pagehide", () => toastEnd?.(true));
   open(chats[0] || newChat());
   grow();
   try {

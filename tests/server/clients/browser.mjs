@@ -1,4 +1,5 @@
-// Headless Chromium: the page to chat in, /docs, a page of another origin. Usage: browser.mjs URI CHROMIUM [FOLDER-FOR-SCREENSHOTS]
+// Headless Chromium: the page to chat in, /docs, a page of another origin. 
+// Usage: browser.mjs URI CHROMIUM FOLDER-FOR-SCREENSHOTS-OR-EMPTY URI-OF-A-SERVER-WITH-A-TOKEN TOKEN ITS-PROCESS
 import assert from "node:assert/strict";
 import http from "node:http";
 import puppeteer from "puppeteer-core";
@@ -25,6 +26,7 @@ const idle = (page) => page.waitForFunction(() => document.querySelector("#stop"
 
 // ---- A conversation, by keyboard ----
 const page = await newPage(1200, 800, false);
+page.setDefaultTimeout(60000);
 await page.goto(uri);
 await page.waitForFunction(() => document.querySelector("#subtitle").textContent.includes("CPU"));
 await shot(page, "empty");
@@ -43,6 +45,17 @@ assert.match(await textOf(page, "#cache"), /Host memory/);
 await shot(page, "chat-light");
 await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "dark" }]);
 await shot(page, "chat-dark");
+
+// What is told a screen reader: whole sentences, each once; a mark that closes late shifts nothing.
+const told = await page.evaluate(async () => {
+  const { MarkdownView } = await import("/web/markdown.js");
+  const view = new MarkdownView(document.createElement("div")), out = [];
+  const source = "**Note this. It is** one 3.5 thing.\n\n- an item\n- \"Another!\" she said. And more";
+  for (let i = 1; i <= source.length; i++) out.push(view.set(source.slice(0, i)));
+  out.push(view.rest(), view.rest());
+  return out.filter(Boolean);
+});
+assert.deepEqual(told, ["Note this.", "It is one 3.5 thing.", "an item", '"Another!"', "she said.", "And more"]);
 
 // Every control has a name; what is announced is not the stream itself.
 const nameless = await page.evaluate(() => [...document.querySelectorAll("button, a, select, input, textarea")].filter((e) =>
@@ -72,6 +85,13 @@ assert.equal(sessions.length, 2);
 assert.equal(sessions.filter((s) => s.pinned).length, 1);
 await page.evaluate(() => document.querySelector("#chats .delete").click());
 await page.waitForFunction(() => document.querySelectorAll("#chats li").length === 1);
+// A deletion can be undone; the server's session goes with the last chance to.
+await page.click("#toast-undo");
+await page.waitForFunction(() => document.querySelectorAll("#chats li").length === 2 && document.querySelector("#toast").hidden);
+assert.equal(await page.evaluate(async () => (await (await fetch("/v1/sessions")).json()).data.length), 2);
+await page.evaluate(() => document.querySelector("#chats .delete").click());
+await page.evaluate(() => document.querySelector("#pin").click()); // another message takes its place
+await page.waitForFunction(async () => (await (await fetch("/v1/sessions")).json()).data.length === 1);
 
 // ---- Markdown of a hostile model ----
 const marked = await page.evaluate(async () => {
@@ -100,11 +120,40 @@ console.log(`# hostile Markdown: ${Math.round(marked.ms)} ms`);
 await page.click("#compare");
 await page.type("#compare-input", "What is a KV cache?");
 await page.click("#compare-run");
-await page.waitForFunction(() => document.querySelector("#verdict").textContent !== "");
+await page.waitForFunction(() => !/^(Working.*)?$/.test(document.querySelector("#verdict").textContent));
 assert.match(await textOf(page, "#verdict"), /Both say the same/);
 assert.match(await textOf(page, "#out-b"), /Again: .* [1-9]\d* reused/);
 await shot(page, "compare");
+assert.equal(await page.$eval("#out-a", (e) => e.closest("[aria-live]")), null); // what streams is not announced
+// Closing it ends what it asked for; a server that takes its time is played by a fetch that waits to be aborted.
+await page.evaluate(() => { window.fetch = (u, o) => o?.signal ? new Promise((_, no) => o.signal.addEventListener("abort", () => no(o.signal.reason))) : window.saved(u, o); });
+await page.click("#compare-run");
+await page.waitForFunction(() => document.activeElement.id === "compare-stop");
 await page.click("#compare-close");
+await page.waitForFunction(() => document.querySelector("#verdict").textContent === "Stopped" && !document.querySelector("#compare-run").hidden);
+await page.evaluate(() => { window.fetch = window.saved; });
+
+// ---- Contrast: text and what is written on the accent, in both styles ----
+const weak = async (p) => p.evaluate(() => {
+  const parse = (c) => { const n = c.match(/[\d.]+/g).map(Number); return [...n.slice(0, 3), n[3] ?? 1]; };
+  const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a)];
+  const light = (c) => { const [r, g, b] = c.map((x) => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (e) => { const chain = []; for (; e; e = e.parentElement) chain.unshift(parse(getComputedStyle(e).backgroundColor)); return chain.reduce((below, c) => over(c, below), [255, 255, 255]); };
+  const out = [];
+  for (const e of document.querySelectorAll("body *")) {
+    if (!e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) || e.closest(":disabled") || ![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || e.closest("noscript, script, option")) continue;
+    const b = behind(e), [x, y] = [light(over(parse(getComputedStyle(e).color), b)), light(b)].sort((p, q) => q - p);
+    if ((x + 0.05) / (y + 0.05) < 4.5) out.push(`${e.tagName} ${e.className} ${e.textContent.slice(0, 30)} ${((x + 0.05) / (y + 0.05)).toFixed(2)}`);
+  }
+  return out;
+});
+for (const dark of ["light", "dark"]) {
+  await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: dark }]);
+  assert.deepEqual(await weak(page), []);
+  await page.evaluate(() => document.querySelector("#compare-dialog").showModal());
+  assert.deepEqual(await weak(page), []);
+  await page.evaluate(() => document.querySelector("#compare-dialog").close());
+}
 
 // ---- A phone ----
 const phone = await newPage(360, 640, false);
@@ -117,6 +166,17 @@ await phone.click("#chats .open");
 await phone.waitForFunction(() => document.querySelectorAll("#transcript li").length > 0);
 assert.ok(await phone.evaluate(() => document.documentElement.scrollWidth <= 360), "wider than 360 pixels");
 await shot(phone, "phone");
+// What lies over the chat closes by Escape, by a touch beside it, and by what it is for.
+await phone.click("#toggle-chats");
+assert.equal(await phone.evaluate(() => document.activeElement.id), "new-chat");
+await phone.keyboard.press("Escape");
+assert.deepEqual(await phone.evaluate(() => [document.querySelector("#sidebar").hidden, document.activeElement.id]), [true, "toggle-chats"]);
+await phone.click("#toggle-chats");
+await phone.mouse.click(350, 300);
+assert.ok(await phone.$eval("#sidebar", (e) => e.hidden));
+await phone.click("#toggle-chats");
+await phone.click("#new-chat");
+assert.deepEqual(await phone.evaluate(() => [document.querySelector("#sidebar").hidden, document.activeElement.id]), [true, "input"]);
 
 // ---- /docs ----
 const docs = await newPage(1200, 900, false);
@@ -129,6 +189,14 @@ await docs.waitForSelector("#operations-Model-listModels .execute");
 await docs.click("#operations-Model-listModels .execute");
 await docs.waitForFunction(() => document.querySelector("#operations-Model-listModels .live-responses-table")?.innerText.includes("max_model_len"));
 await shot(docs, "docs");
+// A chat's example is sent as it stands there.
+await docs.click("#operations-Answers-createChatCompletion .opblock-summary-control");
+await docs.waitForSelector("#operations-Answers-createChatCompletion .execute");
+await docs.click("#operations-Answers-createChatCompletion .execute");
+await docs.waitForFunction(() => /"cached_tokens"/.test(document.querySelector("#operations-Answers-createChatCompletion .live-responses-table")?.innerText));
+await docs.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "dark" }]);
+await docs.waitForFunction(() => document.documentElement.classList.contains("dark-mode"));
+await shot(docs, "docs-dark");
 
 // ---- Pages of others: the same address under another name, and another origin ----
 assert.deepEqual(faults, []);
@@ -150,5 +218,27 @@ const tried = await evil.evaluate(async (target) => {
 }, uri);
 assert.deepEqual(tried.filter((t) => t.startsWith("read")), [], tried.join());
 other.close();
+
+// ---- A server that wants a token, and one that went ----
+const [guarded, token, pid] = process.argv.slice(5);
+const secret = await newPage(800, 700, true);
+secret.removeAllListeners("console"); // the browser tells each 401
+await secret.goto(guarded);
+await secret.waitForSelector("#token-dialog[open]");
+await secret.type("#token", "wrong");
+await secret.keyboard.press("Enter");
+await secret.waitForFunction(() => /refused/.test(document.querySelector("#token-wrong").textContent) && document.querySelector("#token-dialog").open);
+await shot(secret, "token");
+await secret.type("#token", token); // what was there is selected
+await secret.keyboard.press("Enter");
+await secret.waitForFunction(() => document.querySelector("#subtitle").textContent.includes("CPU"));
+await secret.waitForFunction(() => document.querySelector("#cache .tier"));
+process.kill(Number(pid));
+await secret.waitForFunction(() => !document.querySelector("#cache-lost").hidden);
+await secret.type("#input", "Are you there?");
+await secret.keyboard.press("Enter");
+await secret.waitForFunction(() => /does not answer/.test(document.querySelector("#transcript .error")?.textContent));
+assert.deepEqual(await secret.$$eval("#transcript li:last-child button", (bs) => bs.map((b) => b.title)), ["Try again"]);
+await shot(secret, "gone");
 await browser.close();
 console.log("done");
