@@ -28,6 +28,22 @@ is_wanted (void)
   return g_settings_get_boolean (quire_settings_get_default (), "server");
 }
 
+/* A line of it may end anywhere, by zero-width spaces (U+200B): left to itself Pango puts hyphens at the ends of lines, which
+ * are none of the token's. */
+static char *
+token_for_reading (const char *token)
+{
+  GString *out = g_string_new (NULL);
+
+  for (const char *c = token; *c != '\0'; c++)
+    {
+      if (c > token)
+        g_string_append (out, "\342\200\213");
+      g_string_append_c (out, *c);
+    }
+  return g_string_free (out, FALSE);
+}
+
 static void
 show_token (QuireServerGroup *self)
 {
@@ -35,8 +51,10 @@ show_token (QuireServerGroup *self)
   const char *place = quire_local_server_get_token_place (self->server);
   gboolean shown = gtk_toggle_button_get_active (GTK_TOGGLE_BUTTON (self->show_button));
 
+  g_autofree char *text = shown && token != NULL ? token_for_reading (token) : NULL;
+
   gtk_widget_set_visible (GTK_WIDGET (self->token_row), token != NULL);
-  adw_action_row_set_subtitle (self->token_row, shown && token != NULL ? token : place);
+  adw_action_row_set_subtitle (self->token_row, text != NULL ? text : place);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->show_button), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   shown ? _ ("Hide the token") : _ ("Show the token"), -1);
 }

@@ -372,6 +372,20 @@ static gboolean has_token(gpointer other_than)
     return token != NULL && uri() != NULL && g_strcmp0(token, other_than) != 0;
 }
 
+/* As it is to be read, less the places where a line may end. */
+static gboolean shows_token(gpointer row)
+{
+    g_auto(GStrv) parts = g_strsplit(adw_action_row_get_subtitle(row), "\342\200\213", -1);
+    g_autofree char *shown = g_strjoinv(NULL, parts);
+
+    return strcmp(shown, quire_local_server_get_token(server())) == 0;
+}
+
+static gboolean is_narrow(gpointer widget)
+{
+    return gtk_widget_get_width(widget) <= 400;
+}
+
 static void test_token(void)
 {
     open_window(1000, 760);
@@ -385,6 +399,22 @@ static void test_token(void)
     expect("v1/models", NULL, token, "200", "max_model_len");
     open_preferences();
     shot("server-network.png");
+    /* The token itself is shown when it is asked for. */
+    GtkWidget *group = find(GTK_WIDGET(preferences()), QUIRE_TYPE_SERVER_GROUP);
+    GtkWidget *reveal = find(group, GTK_TYPE_TOGGLE_BUTTON);
+    GtkWidget *row = gtk_widget_get_ancestor(reveal, ADW_TYPE_ACTION_ROW);
+    g_assert_null(strstr(adw_action_row_get_subtitle(ADW_ACTION_ROW(row)), token));
+    g_assert_true(gtk_widget_activate(reveal));
+    wait_for("the token itself", shows_token, row);
+    shot("server-token.png");
+    AdwStyleManager *style = adw_style_manager_get_default();
+    adw_style_manager_set_color_scheme(style, ADW_COLOR_SCHEME_FORCE_DARK);
+    shot("server-token-dark.png");
+    adw_style_manager_set_color_scheme(style, ADW_COLOR_SCHEME_DEFAULT);
+    gtk_window_set_default_size(preferences(), 360, 640);
+    wait_for("a narrow window", is_narrow, preferences());
+    wait_ms(100); /* the rows are higher now, and the last one is to be seen */
+    shot("server-token-narrow.png");
     gtk_window_close(preferences());
     wait_for("no preferences", has_preferences, GINT_TO_POINTER(FALSE));
 
