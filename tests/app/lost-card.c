@@ -1,6 +1,7 @@
 /* lost-card.c: linked into the real programs, window and server, in the place of the engine's making. The card is the mock
  * device, and it behaves as real ones were seen to: after a fault the process that had it cannot open it again, another
- * image can. SIGUSR1: the next piece of work faults. Each image adds its process id to the file $QUIRE_TEST_IMAGES. */
+ * image can. SIGUSR1: the next piece of work faults. Each image adds its process id to the file $QUIRE_TEST_IMAGES; each piece
+ * of work waits up to $QUIRE_TEST_DELAY_US. */
 #include <glib-unix.h>
 #include <glib.h>
 #include <signal.h>
@@ -19,7 +20,10 @@ qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error
 /* Engine thread. */
 static qk_status open_card(void *user, qk_backend **out, char *error, size_t error_size)
 {
-    qk_mock_options options = {.n_threads = 1, .memory_bytes = 1ull << 30};
+    const char *delay = g_getenv("QUIRE_TEST_DELAY_US");
+    qk_mock_options options = {.n_threads = 1,
+        .memory_bytes = 1ull << 30,
+        .delay_us_max = delay != NULL ? (uint32_t)g_ascii_strtoull(delay, NULL, 10) : 0};
     qk_status status;
 
     if (g_atomic_int_get(&is_lost)) {

@@ -9,6 +9,8 @@ import time
 
 from window import DONE, GaveUp, Window, check, finish, until
 
+# A reply lasts some seconds on any machine, so that the kill comes before its end.
+os.environ["QUIRE_TEST_DELAY_US"] = "60000"
 w = Window(*sys.argv[1:4])
 n_kills = int(os.environ.get("QUIRE_TEST_KILLS", "3"))
 chance = random.Random(5)
