@@ -355,7 +355,7 @@ static void test_shares_fairly(void)
     for (gsize i = 0; i < G_N_ELEMENTS(clients); i++) {
         wait_for("a client", is_fetched, &clients[i]);
         g_assert_true(g_str_has_suffix(clients[i].out, "200"));
-        g_assert_nonnull(strstr(clients[i].out, "\"completion_tokens\":300"));
+        g_assert_nonnull(strstr(clients[i].out, "\"completion_tokens\": 300"));
         fetch_clear(&clients[i]);
     }
     turn_off();
