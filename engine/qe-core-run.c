@@ -555,8 +555,7 @@ static bool add_rows(qe_core *core, const candidate *c, const qe_sched_item *ite
         }
     }
     const uint32_t *ids = c->from_slot ? NULL : qe_session_ids(session) + request->pos;
-    uint32_t *mask = qe_steps_add(
-        core->steps, &member, ids, request->slot, &draw, qe_session_pool(session), qe_session_pages(session));
+    uint32_t *mask = qe_steps_add(core->steps, &member, ids, request->slot, &draw, session);
     if (mask)
         qe_guide_fill(request->guide, mask);
     request->pos += item->n_rows;

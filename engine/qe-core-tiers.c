@@ -462,11 +462,15 @@ static bool spill_to_limit(qe_core *core, qe_timeline *t, uint32_t n_more)
 
 void qe_core_enforce_limit(qe_core *core, qe_timeline *t)
 {
+    if (qe_core_limit(t) == UINT32_MAX)
+        return;
     spill_to_limit(core, t, 0);
 }
 
 bool qe_core_hold_limit(qe_core *core, qe_timeline *t, uint32_t n_tokens, GError **error)
 {
+    if (qe_core_limit(t) == UINT32_MAX)
+        return true;
     uint32_t n_more = qe_session_pages_needed(t->session, n_tokens);
     while (!spill_to_limit(core, t, n_more)) {
         qe_kv_pool *pool = pool_of(t);

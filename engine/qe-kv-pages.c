@@ -187,6 +187,7 @@ bool qe_kv_pool_attach(qe_kv_pool *pool, qk_backend *backend, uint32_t n_pages_m
     if (!qe_kv_slots_attach(pool->device, backend, error)) /* never: it has no slabs */
         g_assert_not_reached();
     pool->backend = backend;
+    pool->placement_epoch++; /* the host's pages have other addresses */
     qe_kv_slots_set_max(pool->device, n_pages_max);
     return true;
 }

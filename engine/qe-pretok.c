@@ -4,7 +4,9 @@
  * 2. A match that fails for want of a resource (JIT stack, match limit) is tried again by the interpreter, which keeps
  *    its backtracking on the heap; if that fails too, encoding ends in an error. It is never taken for "no match".
  * 3. General categories are Unicode 16's, as in the reference, also where the installed PCRE2 has older tables.
- * 4. The compiled code never recurses on the thread's stack: the JIT gets a stack of its own. So 256 KiB are enough. */
+ * 4. The compiled code never recurses on the thread's stack: the JIT gets a stack of its own. So 256 KiB are enough.
+ * 5. Pieces of ASCII, which most are, need no compiled code where the expression is Qwen's: match_ascii() finds the same
+ *    ones. Where a byte beyond ASCII could matter it leaves the piece to PCRE2. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "engine/qe-pretok.h"
 #include <pcre2.h>
@@ -24,17 +26,24 @@ const char qe_pretok_gpt2_pattern[] =
     "\\x{09}-\\x{0d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"   \
     "\\x{3000}"
 
+/* Qwen2's and Qwen3's: what match_ascii() does. */
+const char qe_pretok_qwen_pattern[] =
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+
 struct qe_pretok {
     guint n_splits;
     pcre2_code *splits[QE_TOKENIZER_SPLITS_MAX];
     bool jit[QE_TOKENIZER_SPLITS_MAX];
+    bool is_qwen[QE_TOKENIZER_SPLITS_MAX];
 };
 
-/* What one walk needs. */
+/* What one walk needs; what PCRE2 needs of it, once something is left to it. */
 typedef struct {
     const qe_pretok *pretok;
     qe_piece_fn fn;
     void *user;
+    bool is_ready;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
     pcre2_match_data *matches[QE_TOKENIZER_SPLITS_MAX];
@@ -250,14 +259,138 @@ bool qe_pretok_add_split(qe_pretok *self, const char *label, const char *pattern
         return false;
     }
     self->jit[self->n_splits] = pcre2_jit_compile(split, PCRE2_JIT_COMPLETE) == 0;
+    self->is_qwen[self->n_splits] = strcmp(pattern, qe_pretok_qwen_pattern) == 0;
     self->splits[self->n_splits++] = split;
     return true;
+}
+
+/* ---- Qwen's expression in ASCII ---- */
+
+typedef enum {
+    LETTER,
+    NUMBER,
+    NEWLINE, /* a space, too */
+    SPACE,
+    OTHER,
+    FOREIGN, /* beyond ASCII: may be anything */
+    END,     /* of the text */
+} byte_kind;
+
+static byte_kind kind_at(const char *text, gsize n, gsize at)
+{
+    if (at >= n)
+        return END;
+    uint8_t c = (uint8_t)text[at];
+    if (c >= 0x80)
+        return FOREIGN;
+    if (g_ascii_isalpha(c))
+        return LETTER;
+    if (g_ascii_isdigit(c))
+        return NUMBER;
+    if (c == '\r' || c == '\n')
+        return NEWLINE;
+    return c == ' ' || (c >= '\t' && c <= '\r') ? SPACE : OTHER;
+}
+
+/* Behind the bytes of @kind from @at on; 0: what follows them may be more of it. */
+static gsize end_of_run(const char *text, gsize n, gsize at, byte_kind kind)
+{
+    byte_kind k = kind_at(text, n, at);
+    while (k == kind)
+        k = kind_at(text, n, ++at);
+    return k == FOREIGN ? 0 : at;
+}
+
+/* (?i:'s|'t|'re|'ve|'m|'ll|'d) at an apostrophe: the bytes of it, or 0. */
+static gsize match_suffix(const char *text, gsize n, gsize at)
+{
+    char a = at + 1 < n ? g_ascii_tolower(text[at + 1]) : 0,
+         b = at + 2 < n ? g_ascii_tolower(text[at + 2]) : 0;
+    if (a == 's' || a == 't' || a == 'm' || a == 'd')
+        return 2;
+    return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
+}
+
+/* \s*[\r\n]+|\s+(?!\S)|\s+ where neither a letter nor, behind " ", another sign can take the space in: the end, or 0. */
+static gsize match_spaces(const char *text, gsize n, gsize at)
+{
+    gsize end = at, newline_end = 0;
+    byte_kind k = kind_at(text, n, end);
+    for (; k == SPACE || k == NEWLINE; k = kind_at(text, n, ++end)) {
+        if (k == NEWLINE)
+            newline_end = end + 1;
+    }
+    if (k == FOREIGN)
+        return 0;
+    if (newline_end)
+        return newline_end;
+    return k == END || end == at + 1 ? end : end - 1;
+}
+
+/* The end of the piece that begins at @at < @n; 0: PCRE2 has to say. */
+static gsize match_ascii(const char *text, gsize n, gsize at)
+{
+    byte_kind kind = kind_at(text, n, at), next = kind_at(text, n, at + 1);
+    if (kind == LETTER)
+        return end_of_run(text, n, at, LETTER);
+    if (kind == NUMBER)
+        return at + 1;
+    if (kind == FOREIGN || next == FOREIGN)
+        return 0;
+    if (text[at] == '\'') {
+        gsize n_suffix = match_suffix(text, n, at);
+        if (n_suffix)
+            return at + n_suffix;
+    }
+    if (next == LETTER && kind != NEWLINE)
+        return end_of_run(text, n, at + 1, LETTER);
+    if (kind == OTHER || (text[at] == ' ' && next == OTHER)) {
+        gsize end = end_of_run(text, n, kind == OTHER ? at : at + 1, OTHER);
+        while (end && kind_at(text, n, end) == NEWLINE)
+            end++;
+        return end;
+    }
+    return match_spaces(text, n, at);
+}
+
+/* ---- The walk ---- */
+
+static bool make_ready(walk *w, GError **error)
+{
+    bool ok = true;
+    w->is_ready = true;
+    w->context = pcre2_match_context_create(NULL);
+    w->stack = pcre2_jit_stack_create(JIT_STACK_BYTES_MIN, JIT_STACK_BYTES_MAX, NULL);
+    ok = w->context != NULL;
+    if (ok) {
+        pcre2_set_match_limit(w->context, UINT32_MAX);
+        pcre2_set_depth_limit(w->context, UINT32_MAX);
+        pcre2_set_heap_limit(w->context, HEAP_KIB_MAX);
+        if (w->stack != NULL) /* NULL: 32 KiB of the thread's own stack */
+            pcre2_jit_stack_assign(w->context, NULL, w->stack);
+    }
+    for (guint i = 0; i < w->pretok->n_splits && ok; i++) {
+        w->matches[i] = pcre2_match_data_create(1, NULL);
+        ok = w->matches[i] != NULL;
+    }
+    if (!ok)
+        g_set_error_literal(
+            error, QE_ERROR, QE_ERROR_NO_MEMORY, "no memory to match the pre-tokenizer's expression");
+    return ok;
 }
 
 /* The next match at or after @at; its bounds in *@begin and *@end. Returns 1, 0 for none, -1 with @error set. */
 static int match(
     walk *w, guint level, const char *text, gsize n, gsize at, gsize *begin, gsize *end, GError **error)
 {
+    if (w->pretok->is_qwen[level]) {
+        *begin = at;
+        *end = match_ascii(text, n, at);
+        if (*end)
+            return 1;
+    }
+    if (!w->is_ready && !make_ready(w, error))
+        return -1;
     const pcre2_code *code = w->pretok->splits[level];
     pcre2_match_data *data = w->matches[level];
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
@@ -313,26 +446,7 @@ bool qe_pretok_run(
     const qe_pretok *self, const char *text, gsize n, qe_piece_fn fn, void *user, GError **error)
 {
     walk w = {.pretok = self, .fn = fn, .user = user};
-    bool ok = true;
-    w.context = pcre2_match_context_create(NULL);
-    w.stack = pcre2_jit_stack_create(JIT_STACK_BYTES_MIN, JIT_STACK_BYTES_MAX, NULL);
-    ok = w.context != NULL;
-    if (ok) {
-        pcre2_set_match_limit(w.context, UINT32_MAX);
-        pcre2_set_depth_limit(w.context, UINT32_MAX);
-        pcre2_set_heap_limit(w.context, HEAP_KIB_MAX);
-        if (w.stack != NULL) /* NULL: 32 KiB of the thread's own stack */
-            pcre2_jit_stack_assign(w.context, NULL, w.stack);
-    }
-    for (guint i = 0; i < self->n_splits && ok; i++) {
-        w.matches[i] = pcre2_match_data_create(1, NULL);
-        ok = w.matches[i] != NULL;
-    }
-    if (ok)
-        ok = split(&w, 0, text, n, error);
-    else
-        g_set_error_literal(
-            error, QE_ERROR, QE_ERROR_NO_MEMORY, "no memory to match the pre-tokenizer's expression");
+    bool ok = split(&w, 0, text, n, error);
     for (guint i = 0; i < self->n_splits; i++)
         pcre2_match_data_free(w.matches[i]);
     pcre2_jit_stack_free(w.stack);

@@ -13,6 +13,8 @@ typedef struct qe_pretok qe_pretok;
 
 /* The expression of a ByteLevel step with use_regex (GPT-2's). */
 extern const char qe_pretok_gpt2_pattern[];
+/* Qwen's, which is matched without PCRE2 where the text is ASCII. */
+extern const char qe_pretok_qwen_pattern[];
 
 /* @pattern in PCRE2's syntax. Returns: owned; NULL with QE_ERROR_UNSUPPORTED that names @label and the construct. */
 char *qe_regex_translate(const char *label, const char *pattern, GError **error) G_GNUC_WARN_UNUSED_RESULT;

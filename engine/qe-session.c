@@ -32,6 +32,11 @@ struct qe_session {
     /* How many pages the device has not, as of a placement epoch and a length of the page table. */
     uint64_t off_epoch;
     uint32_t off_pages, n_off;
+    /* What a plan calls the first n_addresses pages, as of a placement epoch: a step of a long conversation names them all,
+     * and hardly one has changed since the last. */
+    GArray *addresses; /* uint64_t */
+    uint64_t addresses_epoch;
+    uint32_t n_addresses;
     /* Pages [n_sink, bounds_end) have their bounds, as of a bounds epoch of the pool. */
     uint64_t bounds_epoch;
     uint32_t bounds_end;
@@ -56,6 +61,7 @@ qe_session *qe_session_new(qe_kv_pool *pool, uint64_t id)
     self->id = id;
     self->ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
     self->pages = g_array_new(FALSE, FALSE, sizeof(qe_page));
+    self->addresses = g_array_new(FALSE, FALSE, sizeof(uint64_t));
     self->turns = g_array_new(FALSE, FALSE, sizeof(qe_turn));
     return self;
 }
@@ -65,6 +71,7 @@ static void set_page(qe_session *self, uint32_t i, qe_page page)
 {
     *page_at(self, i) = page;
     self->off_epoch = self->bounds_epoch = 0;
+    self->n_addresses = MIN(self->n_addresses, i);
 }
 
 /* Gives back the references past the first @n_keep entries, last page first. */
@@ -72,6 +79,7 @@ static void cut_page_table(qe_session *self, uint32_t n_keep)
 {
     g_assert(n_keep <= self->pages->len);
     self->off_epoch = 0;
+    self->n_addresses = MIN(self->n_addresses, n_keep);
     self->bounds_end = MIN(self->bounds_end, n_keep);
     for (uint32_t i = self->pages->len; i-- > n_keep;)
         qe_kv_page_unref(self->pool, *page_at(self, i));
@@ -85,6 +93,7 @@ void qe_session_free(qe_session *self)
     cut_page_table(self, 0);
     g_array_free(self->ids, TRUE);
     g_array_free(self->pages, TRUE);
+    g_array_free(self->addresses, TRUE);
     g_array_free(self->turns, TRUE);
     g_free(self);
 }
@@ -117,6 +126,22 @@ uint32_t qe_session_n_pages(const qe_session *self)
 const qe_page *qe_session_pages(const qe_session *self)
 {
     return (const qe_page *)(void *)self->pages->data;
+}
+
+const uint64_t *qe_session_plan_addresses(qe_session *self, uint32_t n)
+{
+    uint64_t epoch = qe_kv_pool_placement_epoch(self->pool);
+    g_assert(n <= self->pages->len);
+    if (self->addresses_epoch != epoch)
+        self->n_addresses = 0;
+    self->addresses_epoch = epoch;
+    if (self->addresses->len < self->pages->len)
+        g_array_set_size(self->addresses, self->pages->len);
+    uint64_t *addresses = (uint64_t *)(void *)self->addresses->data;
+    for (uint32_t i = self->n_addresses; i < n; i++)
+        addresses[i] = qe_kv_page_plan_address(self->pool, *page_at(self, i));
+    self->n_addresses = MAX(self->n_addresses, n);
+    return addresses;
 }
 
 uint32_t qe_session_n_turns(const qe_session *self)
@@ -645,6 +670,12 @@ bool qe_session_check(const qe_session *self, GError **error)
             return broken(
                 self, error, "page %u is in the page table twice, again as entry %u", *page_at(self, i), i);
         *seen = 1;
+    }
+    bool known = self->addresses_epoch == qe_kv_pool_placement_epoch(self->pool);
+    for (uint32_t i = 0; i < self->n_addresses && known; i++) {
+        if (g_array_index(self->addresses, uint64_t, i) !=
+            qe_kv_page_plan_address(self->pool, *page_at(self, i)))
+            return broken(self, error, "entry %u is not where its address says", i);
     }
     return check_turns(self, error);
 }

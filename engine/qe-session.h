@@ -58,6 +58,9 @@ const uint32_t *qe_session_ids(const qe_session *self); /* borrowed until the ne
 uint32_t qe_session_n_cached(const qe_session *self);
 uint32_t qe_session_n_pages(const qe_session *self);
 const qe_page *qe_session_pages(const qe_session *self);
+/* What a plan calls the first @n pages (qe_kv_page_plan_address): none of them has its bytes nowhere. Until the next call that
+ * changes page table or tiers. */
+const uint64_t *qe_session_plan_addresses(qe_session *self, uint32_t n);
 uint32_t qe_session_n_turns(const qe_session *self);
 const qe_turn *qe_session_turn(const qe_session *self, uint32_t i);
 

@@ -197,20 +197,24 @@ static bool is_outside(const qe_kv_pool *pool, const qe_page *pages, uint32_t sp
 }
 
 static void add_pages(const lane *l, qk_plan *plan, const qe_step_member *m, const qe_kv_pool *pool,
-    const qe_page *pages, uint32_t n_pages)
+    const qe_page *pages, const uint64_t *addresses, uint32_t n_pages)
 {
     const uint32_t span_pages = QK_SPAN_TOKENS / QK_PAGE_TOKENS;
     bool leaves_out = m->n_attended < m->n_pages; /* those pages are chosen on the device and read by it */
     bool on_cpu =
         l->heavy && l->path == QE_HOST_PATH_CPU && plan->host_pages && m->n_rows == 1 && !leaves_out;
     bool outside = false; /* the span that page i is in */
-    for (uint32_t i = 0; i < n_pages; i++) {
+    memcpy(plan->pages + plan->n_pages, addresses, n_pages * sizeof *addresses);
+    if (plan->host_pages)
+        memset(plan->host_pages + plan->n_pages, 0, n_pages * sizeof *plan->host_pages);
+    for (uint32_t i = 0; i < n_pages && (on_cpu || leaves_out); i++) {
         uint32_t at = plan->n_pages + i;
         if (i % span_pages == 0)
             outside = on_cpu && is_outside(pool, pages, i / span_pages, m->start);
-        plan->pages[at] = outside ? 0 : qe_kv_page_plan_address(pool, pages[i]);
-        if (plan->host_pages)
-            plan->host_pages[at] = outside ? qe_kv_page_host(pool, pages[i]) : NULL;
+        if (outside) {
+            plan->pages[at] = 0;
+            plan->host_pages[at] = qe_kv_page_host(pool, pages[i]);
+        }
         if (leaves_out && i >= m->select.n_sink && i < n_pages - m->select.n_recent)
             plan->bounds[at] = qe_kv_page_bounds(pool, pages[i]);
         /* What the CPU has no whole span of, as the end of the context, is read beside it: nothing is streamed. */
@@ -220,7 +224,7 @@ static void add_pages(const lane *l, qk_plan *plan, const qe_step_member *m, con
 }
 
 uint32_t *qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
-    const qe_step_draw *draw, const qe_kv_pool *pool, const qe_page *pages)
+    const qe_step_draw *draw, qe_session *session)
 {
     lane *l = next_lane(self);
     qk_plan *plan = qk_step_plan(l->step);
@@ -251,7 +255,8 @@ uint32_t *qe_steps_add(qe_steps *self, const qe_step_member *member, const uint3
     m->n_attended = qk_seq_n_attended(seq);
     for (uint32_t i = 0; i < m->n_rows; i++)
         plan->tokens[row + i] = ids ? (int32_t)ids[i] : ~(int32_t)slot;
-    add_pages(l, plan, m, pool, pages, n_pages);
+    add_pages(l, plan, m, qe_session_pool(session), qe_session_pages(session),
+        qe_session_plan_addresses(session, n_pages), n_pages);
     plan->n_pages += n_pages;
     plan->n_rows += m->n_rows;
 

@@ -65,11 +65,11 @@ bool qe_steps_prefill_in_flight(const qe_steps *self);
 
 /* false when both steps are in flight. @heavy: some of its pages are off the device; @path says how they are read. */
 bool qe_steps_begin(qe_steps *self, uint32_t kv_class, bool heavy, qe_host_path path);
-/* @ids: [member->n_rows] known tokens; or NULL for one row that takes its token from @slot. Reads the page table of
- * @pages: n_pages = ceil((start + n_rows) / 16). @draw: for member->samples. Fills in the member's output indices. Returns
+/* @ids: [member->n_rows] known tokens; or NULL for one row that takes its token from @slot. Reads the
+ * page table of @session: its first ceil((start + n_rows) / 16) pages. @draw: for member->samples. Fills in the member's output indices. Returns
  * the words to fill with the mask when the draw is masked, else NULL. */
 uint32_t *qe_steps_add(qe_steps *self, const qe_step_member *member, const uint32_t *ids, uint32_t slot,
-    const qe_step_draw *draw, const qe_kv_pool *pool, const qe_page *pages);
+    const qe_step_draw *draw, qe_session *session);
 uint32_t qe_steps_n_rows(const qe_steps *self); /* of the plan begun */
 /* On failure the plan is forgotten, its references dropped; nothing was enqueued. */
 qk_status qe_steps_submit(qe_steps *self, double predicted_ms);

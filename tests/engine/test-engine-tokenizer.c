@@ -667,6 +667,60 @@ static void test_pieces(void)
     }
 }
 
+static bool add_length(void *user, const char *piece, gsize n, GError **error)
+{
+    g_array_append_val((GArray *)user, n);
+    return true;
+}
+
+static GArray *lengths_of(const qe_pretok *pretok, const GString *text)
+{
+    g_autoptr(GError) error = NULL;
+    GArray *lengths = g_array_new(FALSE, FALSE, sizeof(gsize));
+    qe_pretok_run(pretok, text->str, text->len, add_length, lengths, &error);
+    g_assert_no_error(error);
+    return lengths;
+}
+
+/* Qwen's expression has code of its own for ASCII. It cuts every text as PCRE2 does, which gets the same expression in other
+ * letters here: all texts of up to three signs out of those that differ, and random ones. */
+static void test_qwen_pieces(void)
+{
+    static const char *const signs[] = {"a", "S", "l", "e", "'", "7", " ", "\t", "\n", "\r", "\v", "!", "-",
+        "\x1c", "\x7f", "\u017f", "\u00e9", "\u00a0", "\u2028", "\u0301", "\u4e2d", "\u0663", "\u20ac"};
+    enum { N = G_N_ELEMENTS(signs) };
+    g_autoptr(GError) error = NULL;
+    g_autoptr(qe_pretok) fast = qe_pretok_new(), slow = qe_pretok_new();
+    g_autofree char *other = g_strdup_printf("(?:%s)", qe_pretok_qwen_pattern);
+    g_assert_true(qe_pretok_add_split(fast, "test", qe_pretok_qwen_pattern, &error));
+    g_assert_true(qe_pretok_add_split(slow, "test", other, &error));
+    /* It is the one in the files: else all of this would be for nothing. */
+    g_autofree char *path = g_build_filename(g_getenv("QUIRE_TEST_MODEL"), "tokenizer.json", NULL);
+    g_autofree char *json = NULL;
+    g_assert_true(g_file_get_contents(path, &json, NULL, &error));
+    g_auto(GStrv) parts = g_strsplit(qe_pretok_qwen_pattern, "\\", -1);
+    g_autofree char *escaped = g_strjoinv("\\\\", parts);
+    g_assert_nonnull(strstr(json, escaped));
+    g_autoptr(GRand) rand = g_rand_new_with_seed(5);
+    g_autoptr(GString) text = g_string_new(NULL);
+    for (guint i = 0; i < N * N * N + 3000; i++) {
+        guint n = i < N * N * N ? 3 : (guint)g_rand_int_range(rand, 4, 60), k = i;
+        g_string_truncate(text, 0);
+        for (guint j = 0; j < n; j++, k /= N) {
+            guint which = i < N * N * N ? k % N : (guint)g_rand_int_range(rand, 0, N);
+            /* Mostly ASCII: longer runs of it. */
+            if (n > 3 && g_rand_int_range(rand, 0, 4) > 0)
+                which %= 15;
+            g_string_append(text, signs[which]);
+        }
+        g_autoptr(GArray) a = lengths_of(fast, text), b = lengths_of(slow, text);
+        if (a->len != b->len || memcmp(a->data, b->data, a->len * sizeof(gsize)) != 0) {
+            g_autofree char *shown = g_strescape(text->str, NULL);
+            g_error("\"%s\" is cut in another way", shown);
+        }
+    }
+}
+
 typedef struct {
     const qe_tokenizer *tokenizer;
     const char *text;
@@ -742,6 +796,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tokenizer/refused", test_refused);
     g_test_add_func("/engine/tokenizer/cut-files", test_cut_files);
     g_test_add_func("/engine/tokenizer/pieces", test_pieces);
+    g_test_add_func("/engine/tokenizer/qwen-pieces", test_qwen_pieces);
     g_test_add_func("/engine/tokenizer/threads", test_threads);
     g_test_add_func("/engine/tokenizer/large-text", test_large_text);
     return g_test_run();
