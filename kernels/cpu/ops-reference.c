@@ -71,11 +71,9 @@ QK_INNER static float dot_f32(const float *x, const float *w, uint32_t n)
 {
     float lane[LANES] = {0};
     uint32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const float *xi = x + i, *wi = w + i;
+    for (; i + LANES <= n; i += LANES)
         for (uint32_t j = 0; j < LANES; j++)
-            lane[j] += xi[j] * wi[j];
-    }
+            lane[j] += x[i + j] * w[i + j];
     for (uint32_t j = 0; i + j < n; j++)
         lane[j] += x[i + j] * w[i + j];
     return fold(lane);
@@ -85,12 +83,9 @@ QK_INNER static float dot_bf16(const float *x, const qk_bf16 *w, uint32_t n)
 {
     float lane[LANES] = {0};
     uint32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const float *xi = x + i;
-        const qk_bf16 *wi = w + i;
+    for (; i + LANES <= n; i += LANES)
         for (uint32_t j = 0; j < LANES; j++)
-            lane[j] += xi[j] * f32_from_bf16(wi[j]);
-    }
+            lane[j] += x[i + j] * f32_from_bf16(w[i + j]);
     for (uint32_t j = 0; i + j < n; j++)
         lane[j] += x[i + j] * f32_from_bf16(w[i + j]);
     return fold(lane);
