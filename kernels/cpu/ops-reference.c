@@ -3,6 +3,7 @@
  *
  * Dot products keep LANES partial sums, lane i taking the elements i, i + LANES, ..., and fold them by halves: an
  * order that depends on the length alone, with a smaller error than one running sum. */
+#include "kernels/cpu/operands.h"
 #include "kernels/cpu/qk-cpu-ops.h"
 #include <assert.h>
 #include <math.h>
@@ -15,7 +16,7 @@ static bool always(void)
     return true;
 }
 
-static inline float f32_from_bf16(qk_bf16 x)
+QK_INNER static inline float f32_from_bf16(qk_bf16 x)
 {
     uint32_t bits = (uint32_t)x << 16;
     float f;
@@ -57,7 +58,7 @@ static inline qk_f16 f16_from_f32(float x)
     return (qk_f16)(half < 0x7c00 ? half : 0x7c00);
 }
 
-static inline float fold(float *lane)
+QK_INNER static inline float fold(float *lane)
 {
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++)
@@ -65,7 +66,8 @@ static inline float fold(float *lane)
     return lane[0];
 }
 
-static float dot_f32(const float *x, const float *w, uint32_t n)
+/* The caller checks both operands. */
+QK_INNER static float dot_f32(const float *x, const float *w, uint32_t n)
 {
     float lane[LANES] = {0};
     uint32_t i = 0;
@@ -77,7 +79,7 @@ static float dot_f32(const float *x, const float *w, uint32_t n)
     return fold(lane);
 }
 
-static float dot_bf16(const float *x, const qk_bf16 *w, uint32_t n)
+QK_INNER static float dot_bf16(const float *x, const qk_bf16 *w, uint32_t n)
 {
     float lane[LANES] = {0};
     uint32_t i = 0;
@@ -89,10 +91,26 @@ static float dot_bf16(const float *x, const qk_bf16 *w, uint32_t n)
     return fold(lane);
 }
 
+/* y += a x. The caller checks both. */
+QK_INNER static void add_scaled(float *y, float a, const float *x, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        y[i] += a * x[i];
+}
+
+static void check_matmul(const float *x, size_t x_stride, const void *w, size_t w_row_bytes, uint32_t n_rows,
+    uint32_t n_in, uint32_t o_begin, uint32_t o_end)
+{
+    for (uint32_t r = 0; r < n_rows; r++)
+        qk_check_operand(x + r * x_stride, n_in * sizeof(*x));
+    qk_check_operand((const char *)w + o_begin * w_row_bytes, (o_end - o_begin) * w_row_bytes);
+}
+
 /* y[r][o] = sum over i of x[r][i] * w[o][i] */
 static void matmul_bf16(float *y, size_t y_stride, const float *x, size_t x_stride, const qk_bf16 *w,
     uint32_t n_rows, uint32_t n_in, uint32_t o_begin, uint32_t o_end)
 {
+    check_matmul(x, x_stride, w, n_in * sizeof(*w), n_rows, n_in, o_begin, o_end);
     for (uint32_t o = o_begin; o < o_end; o++)
         for (uint32_t r = 0; r < n_rows; r++)
             y[r * y_stride + o] = dot_bf16(x + r * x_stride, w + (size_t)o * n_in, n_in);
@@ -101,6 +119,7 @@ static void matmul_bf16(float *y, size_t y_stride, const float *x, size_t x_stri
 static void matmul_f32(float *y, size_t y_stride, const float *x, size_t x_stride, const float *w,
     uint32_t n_rows, uint32_t n_in, uint32_t o_begin, uint32_t o_end)
 {
+    check_matmul(x, x_stride, w, n_in * sizeof(*w), n_rows, n_in, o_begin, o_end);
     for (uint32_t o = o_begin; o < o_end; o++)
         for (uint32_t r = 0; r < n_rows; r++)
             y[r * y_stride + o] = dot_f32(x + r * x_stride, w + (size_t)o * n_in, n_in);
@@ -187,6 +206,10 @@ static void attend_row(const qk_cpu_attend *a, uint32_t row, uint32_t head, cons
     const float *k = kv, *v = kv + (size_t)QK_SPAN_TOKENS * dim;
     const float *q = a->q[row] + (size_t)head * dim;
     float *out = a->out[row] + (size_t)head * dim;
+    qk_check_operand(q, dim * sizeof(*q));
+    qk_check_operand(k, (size_t)n_keys * dim * sizeof(*k));
+    qk_check_operand(v, (size_t)n_keys * dim * sizeof(*v));
+    qk_check_operand(out, dim * sizeof(*out));
 
     float max = -INFINITY;
     for (uint32_t j = 0; j < n_keys; j++) {
@@ -198,8 +221,7 @@ static void attend_row(const qk_cpu_attend *a, uint32_t row, uint32_t head, cons
     for (uint32_t j = 0; j < n_keys; j++) {
         float p = expf(score[j] - max);
         sum += p;
-        for (uint32_t d = 0; d < dim; d++)
-            out[d] += p * v[(size_t)j * dim + d];
+        add_scaled(out, p, v + (size_t)j * dim, dim);
     }
     for (uint32_t d = 0; d < dim; d++)
         out[d] /= sum;

@@ -1,9 +1,12 @@
 /* test-kernels-ops.c: the reference table against float64 formulas written here, and its rounding and edge cases. */
+#include "kernels/cpu/operands.h"
 #include "kernels/cpu/qk-cpu-ops.h"
 #include "tests/kernels/fixture.h"
 #include "tests/kernels/tap.h"
 #include <math.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static const qk_cpu_ops *ops;
 static uint64_t seed = 11;
@@ -269,6 +272,94 @@ static void test_merge(void)
     tap_ok(ok, "the merge is the lse-weighted mean, without overflow");
 }
 
+/* ---- The inner loops under AddressSanitizer, operands.h ---------------------------------------------------------- */
+
+/* A product whose operands are on the heap, and lack @short_x or @short_w elements at their ends. */
+static void short_matmul(bool bf16, uint32_t short_x, uint32_t short_w)
+{
+    enum { ROWS = 3, IN = 40, OUT = 5 };
+    const size_t w_size = bf16 ? sizeof(qk_bf16) : sizeof(float);
+    float *x = calloc(ROWS * IN - short_x, sizeof(*x)), y[ROWS * OUT];
+    void *w = calloc(OUT * IN - short_w, w_size);
+    tap_require(x != NULL && w != NULL);
+    if (bf16)
+        ops->matmul_bf16(y, OUT, x, IN, w, ROWS, IN, 0, OUT);
+    else
+        ops->matmul_f32(y, OUT, x, IN, w, ROWS, IN, 0, OUT);
+    free(x);
+    free(w);
+}
+
+/* One row over one page, whose query or output lacks its last element. */
+static void short_attend(uint32_t short_q, uint32_t short_out)
+{
+    enum { DIM = 32 };
+    static float page[QK_PAGE_TOKENS * DIM], lse[1];
+    const void *pages[] = {page};
+    const size_t scratch_bytes = qk_cpu_attend_scratch_floats(1, DIM) * sizeof(float);
+    float *scratch = aligned_alloc(64, (scratch_bytes + 63) / 64 * 64);
+    float *q = calloc(DIM - short_q, sizeof(*q)), *out = calloc(DIM - short_out, sizeof(*out));
+    tap_require(q != NULL && out != NULL && scratch != NULL);
+    const float *qs[] = {q};
+    float *outs[] = {out}, *lses[] = {lse};
+    const uint32_t n_keys[] = {QK_PAGE_TOKENS};
+    ops->attend_f32(
+        &(qk_cpu_attend){pages, pages, DIM * sizeof(float), DIM, 1, 1, n_keys, qs, 1, outs, lses, scratch});
+    free(scratch);
+    free(q);
+    free(out);
+}
+
+/* Runs in a process of its own, which a sanitizer ends. */
+static bool is_reported(int which)
+{
+    fflush(stdout);
+    const pid_t pid = fork();
+    tap_require(pid >= 0);
+    if (pid == 0) {
+        tap_require(freopen("/dev/null", "w", stderr) != NULL);
+        switch (which) {
+        case 1:
+            short_matmul(true, 1, 0);
+            break;
+        case 2:
+            short_matmul(true, 0, 1);
+            break;
+        case 3:
+            short_matmul(false, 1, 0);
+            break;
+        case 4:
+            short_matmul(false, 0, 1);
+            break;
+        case 5:
+            short_attend(1, 0);
+            break;
+        case 6:
+            short_attend(0, 1);
+            break;
+        default:
+            short_matmul(true, 0, 0), short_matmul(false, 0, 0), short_attend(0, 0);
+        }
+        _exit(0);
+    }
+    int status;
+    tap_require(waitpid(pid, &status, 0) == pid);
+    return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void test_operands(void)
+{
+    tap_ok(!is_reported(0), "whole operands: nothing is reported");
+#ifdef QK_ADDRESS_SANITIZER
+    static const char *const names[] = {"x of a bf16 product", "w of a bf16 product",
+        "x of a float32 product", "w of a float32 product", "a query", "an output of attention"};
+    for (int i = 0; i < 6; i++)
+        tap_ok(is_reported(i + 1), "%s that is one element short is reported", names[i]);
+#else
+    tap_skip("operands that are too short: this build has no AddressSanitizer");
+#endif
+}
+
 int main(void)
 {
     ops = qk_cpu_ops_get("reference");
@@ -290,5 +381,6 @@ int main(void)
     test_attend(34, 5, 1);
     test_attend(80, 4, 6);
     test_merge();
+    test_operands();
     return tap_done();
 }
