@@ -374,8 +374,6 @@ qk_status qk_check_sampling(const qk_sampling *s, char *error, size_t error_size
     return QK_OK;
 }
 
-/* The sequence's pages: those outside are whole spans that end before its new rows, those in host memory end there
- * too. Adds the outside items. */
 /* Whether @pages [@n] are all aligned addresses of device memory. Without a branch a page: a step of a long context names
  * thousands of them, hardly ever others. */
 static bool are_plain(const uint64_t *pages, uint32_t n, uint64_t unit)
@@ -388,6 +386,8 @@ static bool are_plain(const uint64_t *pages, uint32_t n, uint64_t unit)
     return n_zero == 0 && (bits & (QK_PAGE_HOST | (unit - 1))) == 0;
 }
 
+/* The sequence's pages: those outside are whole spans that end before its new rows, those in host memory end there
+ * too. Adds the outside items. */
 static qk_status check_pages(const qk_plan *plan, uint32_t s, const qk_context_params *params,
     uint64_t *n_items, char *error, size_t error_size)
 {
