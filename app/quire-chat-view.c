@@ -18,7 +18,6 @@
 #include "app/quire-empty-page.h"
 #include "app/quire-find-bar.h"
 #include "app/quire-message-row.h"
-#include "app/quire-model-bar.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
 
@@ -390,6 +389,7 @@ begin_turn (QuireChatView *self, QuireTurnSettings *settings)
     return FALSE;
   if (quire_model_bar_is_asking (self->model_bar))
     {
+      quire_model_bar_insist (self->model_bar);
       quire_composer_show_hint (self->composer, _ ("Choose above which model goes on"));
       return FALSE;
     }
@@ -894,6 +894,12 @@ QuireFindBar *
 quire_chat_view_get_find_bar (QuireChatView *self)
 {
   return self->find_bar;
+}
+
+QuireModelBar *
+quire_chat_view_get_model_bar (QuireChatView *self)
+{
+  return self->model_bar;
 }
 
 gboolean

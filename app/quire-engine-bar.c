@@ -27,10 +27,13 @@ struct _QuireEngineBar
   guint loading_id;
   gboolean loading_long;
   gboolean narrow;
-  gboolean note; /* what is shown is the CPU note */
+  QuireUrgency urgency; /* of what there is to say */
+  gboolean yields;      /* another bar is more urgent */
 };
 
 G_DEFINE_FINAL_TYPE (QuireEngineBar, quire_engine_bar, GTK_TYPE_WIDGET)
+
+static guint urgency_signal;
 
 static void
 set_button (GtkWidget *button, const char *label, const char *action)
@@ -52,9 +55,47 @@ update_row (QuireEngineBar *self)
 }
 
 static void
-show (QuireEngineBar *self, GtkMessageType type, const char *text, const char *first,
+reveal (QuireEngineBar *self)
+{
+  gboolean shown = self->urgency != QUIRE_URGENCY_NONE && !self->yields;
+
+  if (shown)
+    gtk_widget_set_visible (self->info_bar, TRUE);
+  gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), shown);
+}
+
+static void
+set_urgency (QuireEngineBar *self, QuireUrgency urgency)
+{
+  gboolean changed = urgency != self->urgency;
+
+  self->urgency = urgency;
+  reveal (self);
+  if (changed)
+    g_signal_emit (self, urgency_signal, 0);
+}
+
+QuireUrgency
+quire_engine_bar_get_urgency (QuireEngineBar *self)
+{
+  return self->urgency;
+}
+
+void
+quire_engine_bar_set_yields (QuireEngineBar *self, gboolean yields)
+{
+  self->yields = yields;
+  reveal (self);
+}
+
+static void
+show (QuireEngineBar *self, QuireUrgency urgency, const char *text, const char *first,
       const char *first_action, const char *second, const char *second_action)
 {
+  GtkMessageType type = urgency == QUIRE_URGENCY_ERROR      ? GTK_MESSAGE_ERROR
+                        : urgency == QUIRE_URGENCY_PROGRESS ? GTK_MESSAGE_INFO
+                                                            : GTK_MESSAGE_OTHER;
+
   gtk_info_bar_set_message_type (GTK_INFO_BAR (self->info_bar), type);
   gtk_label_set_text (self->label, text);
   set_button (self->first, first, first_action);
@@ -62,9 +103,7 @@ show (QuireEngineBar *self, GtkMessageType type, const char *text, const char *f
   update_row (self);
   gtk_widget_set_visible (self->progress, FALSE);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), FALSE);
-  self->note = FALSE;
-  gtk_widget_set_visible (self->info_bar, TRUE);
-  gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), TRUE);
+  set_urgency (self, urgency);
 }
 
 static void update (QuireEngineBar *self);
@@ -98,7 +137,7 @@ show_loading (QuireEngineBar *self, const qe_engine_status *status)
   else
     text = g_strdup_printf (_ ("Loading %s…"), name);
 
-  show (self, GTK_MESSAGE_INFO, text, _ ("Cancel"), "win.cancel-load", NULL, NULL);
+  show (self, QUIRE_URGENCY_PROGRESS, text, _ ("Cancel"), "win.cancel-load", NULL, NULL);
   gtk_widget_set_visible (self->progress, status->load_total_bytes > 0);
   if (status->load_total_bytes > 0)
     gtk_progress_bar_set_fraction (GTK_PROGRESS_BAR (self->progress),
@@ -124,9 +163,8 @@ show_cpu_note (QuireEngineBar *self, const char *reason)
   g_autofree char *text
       = g_strdup_printf (_ ("Running on the CPU: %s"), quire_flatpak_gpu_reason (reason));
 
-  show (self, GTK_MESSAGE_OTHER, text, _ ("Why?"), "win.why-gpu", NULL, NULL);
+  show (self, QUIRE_URGENCY_NOTE, text, _ ("Why?"), "win.why-gpu", NULL, NULL);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), TRUE);
-  self->note = TRUE;
 }
 
 /* Lost, or not to be had again: the engine's words say which. */
@@ -136,10 +174,10 @@ show_lost (QuireEngineBar *self, const qe_engine_status *status)
   gboolean memory = g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY);
 
   if (status->error == NULL || g_error_matches (status->error, QE_ERROR, QE_ERROR_DEVICE_LOST))
-    show (self, GTK_MESSAGE_ERROR, _ ("The GPU was lost. The conversations are safe."),
+    show (self, QUIRE_URGENCY_ERROR, _ ("The GPU was lost. The conversations are safe."),
           _ ("Reload Model"), "win.recover", NULL, NULL);
   else
-    show (self, GTK_MESSAGE_ERROR, status->error->message, _ ("Reload Model"), "win.recover",
+    show (self, QUIRE_URGENCY_ERROR, status->error->message, _ ("Reload Model"), "win.recover",
           memory ? _ ("Limits…") : NULL, memory ? "app.limits::gpu" : NULL);
 }
 
@@ -153,7 +191,7 @@ show_released (QuireEngineBar *self, const qe_engine_status *status)
   g_autofree char *text = g_strdup_printf (_ ("%s is not loaded. %s It comes back when you send."),
                                            name, why != NULL ? why : "");
 
-  show (self, GTK_MESSAGE_OTHER, text, _ ("Load"), "win.recover", NULL, NULL);
+  show (self, QUIRE_URGENCY_OFFER, text, _ ("Load"), "win.recover", NULL, NULL);
 }
 
 static void
@@ -173,14 +211,14 @@ update (QuireEngineBar *self)
   else if (status->state == QE_ENGINE_RELEASED)
     show_released (self, status);
   else if (status->state == QE_ENGINE_FAILED && status->error != NULL)
-    show (self, GTK_MESSAGE_ERROR, status->error->message, _ ("Choose Model…"), "win.choose-model",
+    show (self, QUIRE_URGENCY_ERROR, status->error->message, _ ("Choose Model…"), "win.choose-model",
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? _ ("Limits…")
                                                                         : _ ("Try Again"),
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? "app.limits::gpu"
                                                                         : "win.reload");
   else if (self->error != NULL)
     {
-      show (self, GTK_MESSAGE_ERROR, self->error, _ ("Choose Model…"), "win.choose-model", NULL,
+      show (self, QUIRE_URGENCY_ERROR, self->error, _ ("Choose Model…"), "win.choose-model", NULL,
             NULL);
       gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), TRUE);
     }
@@ -189,12 +227,12 @@ update (QuireEngineBar *self)
   else if (status->state == QE_ENGINE_LOADING && self->loading_id == 0)
     self->loading_id = g_timeout_add (LOADING_AFTER_MS, loading_long_cb, self);
   else if (status->state == QE_ENGINE_EMPTY)
-    show (self, GTK_MESSAGE_OTHER, _ ("No model is loaded."), _ ("Choose Model…"),
+    show (self, QUIRE_URGENCY_OFFER, _ ("No model is loaded."), _ ("Choose Model…"),
           "win.choose-model", NULL, NULL);
   else if ((reason = cpu_reason (self, status)) != NULL)
     show_cpu_note (self, reason);
   else
-    gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), FALSE);
+    set_urgency (self, QUIRE_URGENCY_NONE);
 }
 
 static void
@@ -202,7 +240,7 @@ response_cb (QuireEngineBar *self, int response)
 {
   if (response != GTK_RESPONSE_CLOSE)
     return;
-  if (self->note)
+  if (self->urgency == QUIRE_URGENCY_NOTE)
     g_settings_set_boolean (quire_settings_get_default (), "cpu-note-closed", TRUE);
   else
     g_clear_pointer (&self->error, g_free);
@@ -232,7 +270,7 @@ snapshot_changed_cb (QuireEngineBar *self)
 {
   const qe_engine_status *status = quire_engine_client_get_status (self->client);
 
-  if (!gtk_info_bar_get_revealed (GTK_INFO_BAR (self->info_bar))
+  if (self->urgency == QUIRE_URGENCY_NONE
       && cpu_reason (self, status) != NULL)
     update (self);
 }
@@ -265,6 +303,8 @@ quire_engine_bar_class_init (QuireEngineBarClass *klass)
   G_OBJECT_CLASS (klass)->dispose = quire_engine_bar_dispose;
   gtk_widget_class_set_layout_manager_type (GTK_WIDGET_CLASS (klass), GTK_TYPE_BIN_LAYOUT);
   gtk_widget_class_set_accessible_role (GTK_WIDGET_CLASS (klass), GTK_ACCESSIBLE_ROLE_STATUS);
+  urgency_signal = g_signal_new ("urgency-changed", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0,
+                                 NULL, NULL, NULL, G_TYPE_NONE, 0);
 }
 
 static void

@@ -656,18 +656,6 @@ erase_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   quire_history_erase (self->history, item);
 }
 
-/* ---- Trouble ---- */
-
-static void
-trouble_cb (QuireWindow *self)
-{
-  const char *trouble = quire_history_get_trouble (self->history);
-
-  if (trouble != NULL)
-    gtk_label_set_text (self->history_label, trouble);
-  gtk_info_bar_set_revealed (self->history_bar, trouble != NULL);
-}
-
 void
 quire_window_init_chats (QuireWindow *self)
 {
@@ -696,10 +684,5 @@ quire_window_connect_chats (QuireWindow *self)
   g_signal_connect_swapped (self->tab_view, "notify::selected-page", G_CALLBACK (selected_page_cb),
                             self);
   g_signal_connect_swapped (self->tab_view, "close-page", G_CALLBACK (close_page_cb), self);
-  g_signal_connect_swapped (self->history_bar, "response", G_CALLBACK (quire_history_clear_trouble),
-                            self->history);
-  g_signal_connect_object (self->history, "trouble", G_CALLBACK (trouble_cb), self,
-                           G_CONNECT_SWAPPED);
-  trouble_cb (self);
   quire_sidebar_set_history (self->sidebar, self->history);
 }
