@@ -20,6 +20,7 @@
 #include "app/quire-message-row.h"
 #include "app/quire-room-window.h"
 #include "app/quire-settings.h"
+#include "app/quire-toast.h"
 
 #define PUMP_HIDDEN_MS 250
 #define DRAFT_MS 1000
@@ -794,9 +795,7 @@ transcript_new (QuireChatView *self)
 static void
 refused_cb (QuireChatView *self, const char *why)
 {
-  g_autofree char *escaped = g_markup_escape_text (why, -1);
-
-  quire_chat_view_add_toast (self, adw_toast_new (escaped));
+  quire_chat_view_add_toast (self, quire_toast_new (GTK_WIDGET (self), why));
 }
 
 /* Files may be dropped anywhere on the chat. */

@@ -356,9 +356,8 @@ add_prompt (QuireCompareSetupView *self, GtkWidget *page)
     }
   gtk_string_list_append (kinds, _ ("Another Prompt"));
   self->kinds[self->n_kinds++] = PROMPT_OTHER;
-  if (n_turns > 1)
-    adw_preferences_group_set_description (group, _ ("Recorded replies are the history"));
-  self->kind = combo_new (_ ("Prompt"), NULL, kinds);
+  self->kind = combo_new (_ ("Prompt"),
+                          n_turns > 1 ? _ ("Recorded replies are the history") : NULL, kinds);
   adw_preferences_group_add (group, GTK_WIDGET (self->kind));
 
   self->text = GTK_TEXT_VIEW (gtk_text_view_new ());

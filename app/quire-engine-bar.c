@@ -10,6 +10,7 @@
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 #include "app/quire-versions.h"
+#include "app/quire-wrap-layout.h"
 
 #define LOADING_AFTER_MS 400
 
@@ -337,12 +338,11 @@ quire_engine_bar_init (QuireEngineBar *self)
   self->row = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
   gtk_box_append (GTK_BOX (self->row), box);
 
-  buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  buttons = quire_wrap_box_new (6, TRUE);
   self->second = gtk_button_new ();
   self->first = gtk_button_new ();
   gtk_box_append (GTK_BOX (buttons), self->second);
   gtk_box_append (GTK_BOX (buttons), self->first);
-  gtk_widget_set_halign (buttons, GTK_ALIGN_END);
   gtk_widget_set_valign (buttons, GTK_ALIGN_CENTER);
   gtk_box_append (GTK_BOX (self->row), buttons);
   gtk_widget_set_hexpand (self->row, TRUE);

@@ -5,7 +5,7 @@
 #include "app/quire-figures.h"
 
 /* The first figure alone is cut below that. */
-#define FIGURE_PX_MIN 96
+#define FIGURE_PX_MIN 336
 
 struct _QuireFigures
 {
@@ -48,6 +48,12 @@ quire_figures_count_fitting (QuireFigures *self, int width)
   while (n > 1 && width_of (self, n) > width)
     n--;
   return n;
+}
+
+gboolean
+quire_figures_is_cut (QuireFigures *self)
+{
+  return width_of (self, 1) > gtk_widget_get_width (GTK_WIDGET (self));
 }
 
 void

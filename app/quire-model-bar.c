@@ -8,6 +8,7 @@
 
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-wrap-layout.h"
 
 struct _QuireModelBar
 {
@@ -189,7 +190,7 @@ static void
 quire_model_bar_init (QuireModelBar *self)
 {
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
-  GtkWidget *buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *buttons = quire_wrap_box_new (6, TRUE);
   GtkWidget *label = gtk_label_new (NULL);
 
   self->info_bar = gtk_info_bar_new ();
@@ -207,7 +208,6 @@ quire_model_bar_init (QuireModelBar *self)
   g_signal_connect_swapped (self->go_on, "clicked", G_CALLBACK (quire_model_bar_continue), self);
   gtk_box_append (GTK_BOX (buttons), self->load);
   gtk_box_append (GTK_BOX (buttons), self->go_on);
-  gtk_widget_set_halign (buttons, GTK_ALIGN_END);
   gtk_box_append (GTK_BOX (box), label);
   gtk_box_append (GTK_BOX (box), buttons);
   gtk_widget_set_hexpand (box, TRUE);

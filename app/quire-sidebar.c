@@ -11,6 +11,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-popover.h"
 #include "app/quire-sidebar-entry.h"
 #include "app/quire-sidebar-row.h"
 
@@ -270,8 +271,7 @@ popover_closed_cb (QuireSidebar *self, GtkWidget *popover)
 {
   if (self->popover == popover)
     self->popover = NULL;
-  /* Its action runs after this signal, and needs the popover's place in the window. */
-  g_idle_add_once ((GSourceOnceFunc)gtk_widget_unparent, popover);
+  quire_popover_drop (popover);
 }
 
 static void

@@ -13,6 +13,7 @@
 #include "app/quire-notify.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
+#include "app/quire-toast.h"
 #include "app/quire-window-private.h"
 
 #define PARKED_MAX 10
@@ -316,8 +317,7 @@ static void
 add_toast (QuireWindow *self, const char *text, const char *button, const char *action,
            const char *target)
 {
-  g_autofree char *escaped = g_markup_escape_text (text, -1);
-  AdwToast *toast = adw_toast_new (escaped);
+  AdwToast *toast = quire_toast_new (GTK_WIDGET (self), text);
 
   if (button != NULL)
     {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "app/quire-announcer.h"
+#include "app/quire-figures.h"
 #include "app/quire-page-map.h"
 #include "tests/app/states/states.h"
 
@@ -97,7 +98,7 @@ static void check_place(GtkWidget *widget, GPtrArray *faults)
         "GtkListView", "GtkColumnView", "GtkColumnListView", "GtkScrolledWindow", "GtkText", "GtkTextView",
         "GtkSourceView", "GtkSwitch", "GtkScale", "GtkRange", "GtkPopoverContent", "GtkOverlay", "AdwTabPage", "AdwTab",
         "AdwFadingLabel", "GtkColumnViewRowWidget", "GtkListItemWidget", "GtkTreeExpander", "GtkProgressBar",
-        "GtkTrough", "AdwSqueezer", "AdwLeaflet", "AdwViewStack", NULL};
+        "GtkTrough", "AdwEntryRow", "AdwSqueezer", "AdwLeaflet", "AdwViewStack", NULL};
     GtkWidget *parent = gtk_widget_get_parent(widget);
     graphene_rect_t r;
     float w, h;
@@ -123,12 +124,16 @@ static gboolean may_be_cut(GtkLabel *label)
 {
     static const char *const lists[] = {"GtkColumnView", "AdwTab", "AdwWindowTitle", "QuireSidebar", "GtkDropDown",
         "QuireChips", "GtkListItemWidget", NULL};
+    static const char *const bars[] = {"AdwHeaderBar", NULL};
     static const char *const named[] = {"QuireComposer", NULL};
     static const char *const panels[] = {"QuireCachePanel", NULL};
     GtkWidget *widget = GTK_WIDGET(label);
     GtkWidget *button = gtk_widget_get_ancestor(widget, GTK_TYPE_BUTTON);
 
     if (within(widget, lists) || gtk_label_get_lines(label) > 1)
+        return TRUE;
+    /* A window's title gives way to its buttons. */
+    if (within(widget, bars) && gtk_widget_has_css_class(widget, "title"))
         return TRUE;
     /* The model's name and the mode's in the composer, the chat's over its pages. */
     return button != NULL && ((within(widget, named) && GTK_IS_MENU_BUTTON(gtk_widget_get_parent(button))) ||
@@ -172,6 +177,8 @@ static void check_widget(GtkWidget *widget, GPtrArray *faults)
     check_place(widget, faults);
     if (GTK_IS_LABEL(widget))
         check_label(GTK_LABEL(widget), faults);
+    if (QUIRE_IS_FIGURES(widget) && quire_figures_is_cut(QUIRE_FIGURES(widget)))
+        fault(faults, "figures are cut");
     if (GTK_IS_INFO_BAR(widget) && gtk_info_bar_get_revealed(GTK_INFO_BAR(widget)))
         n_bars++;
     if (is_control(widget) && !is_named(widget)) {
@@ -195,7 +202,8 @@ void rules_check(GtkWidget *window, int width_max, GPtrArray *faults)
     if (ADW_IS_APPLICATION_WINDOW(window))
         content = adw_application_window_get_content(ADW_APPLICATION_WINDOW(window));
     gtk_widget_measure(content, GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
-    if (minimum > width_max)
+    /* GTK's own window of shortcuts has the width of its columns. */
+    if (minimum > width_max && !GTK_IS_SHORTCUTS_WINDOW(window))
         fault(faults, "%s is at least %d px wide", G_OBJECT_TYPE_NAME(window), minimum);
 }
 

@@ -10,6 +10,7 @@
 #include "app/quire-settings.h"
 #include "app/quire-sidebar.h"
 #include "app/quire-status-line.h"
+#include "app/quire-title.h"
 #include "app/quire-window-private.h"
 #include "tests/app/states/states.h"
 #include "tests/app/ui-harness.h"
@@ -109,18 +110,74 @@ static QuireMessage *turn_held(const char *text)
 {
     QuireTurnSettings settings;
 
-    g_signal_handlers_block_matched(conversation(), G_SIGNAL_MATCH_ID,
-        g_signal_lookup("news", QUIRE_TYPE_CONVERSATION), 0, NULL, NULL, NULL);
+    g_signal_handlers_block_matched(conversation(), G_SIGNAL_MATCH_ID | G_SIGNAL_MATCH_DATA,
+        g_signal_lookup("news", QUIRE_TYPE_CONVERSATION), 0, NULL, NULL, quire_window_get_chat(window));
     get_settings(&settings, 1);
     g_assert_true(quire_conversation_send(conversation(), text, &settings));
     return quire_conversation_get_last_reply(conversation());
 }
 
+/* ---- Stored chats ---- */
+
+static gboolean is_loaded(gpointer id)
+{
+    return quire_window_get_chat(window) != NULL && quire_conversation_is_loaded(conversation()) &&
+           strcmp(quire_history_item_get(quire_conversation_get_item(conversation()))->id, id) == 0;
+}
+
+static void open_chat(const char *id)
+{
+    gtk_widget_activate_action(GTK_WIDGET(window), "win.chat-open", "s", id);
+    wait_for("the stored chat", is_loaded, (gpointer)id);
+}
+
+static void saved_cb(GObject *source, GAsyncResult *result, gpointer data)
+{
+    quire_history_save_finish(result, NULL);
+    *(gboolean *)data = TRUE;
+}
+
+static void save(QuireHistoryItem *item, GPtrArray *messages)
+{
+    gboolean saved = FALSE;
+
+    quire_history_save(quire_application_get_history(application), item, messages, saved_cb, &saved);
+    wait_for("the written chat", is_set, &saved);
+}
+
+static QuireStoredMessage *stored_new(guint seq, qe_role role, QuireReplyState state, const char *text)
+{
+    return quire_stored_message_new(seq, seq - 1, role, (int)state, text, strlen(text));
+}
+
+/* A chat of one turn whose reply ended so, from the history. @error: or NULL. */
+static void show_reply(const char *question, const char *answer, qe_finish finish, GError *error)
+{
+    g_autoptr(QuireHistoryItem) item = quire_history_item_new();
+    g_autoptr(QuireMessage) reply = quire_message_new(QE_ROLE_ASSISTANT, "");
+    g_autofree char *title = quire_title_from_text(question);
+    GPtrArray *messages = g_ptr_array_new_with_free_func((GDestroyNotify)quire_stored_message_free);
+    QuireStoredChat *chat = quire_history_item_edit(item);
+    QuireStoredMessage *stored;
+
+    apply(reply, QE_REQUEST_DONE, answer, finish, error);
+    quire_history_item_set_title(item, title, QUIRE_TITLE_WORDS);
+    chat->created = chat->updated = g_get_real_time();
+    chat->leaf = 2;
+    stored = stored_new(2, QE_ROLE_ASSISTANT, quire_message_get_state(reply), answer);
+    stored->receipt = quire_message_dup_receipt(reply);
+    g_ptr_array_add(messages, stored_new(1, QE_ROLE_USER, QUIRE_REPLY_DONE, question));
+    g_ptr_array_add(messages, stored);
+    save(item, messages);
+    open_chat(chat->id);
+}
+
 void show_done(void)
 {
-    apply(turn_shown("What is a page? Show me a table, and how it looks in C."), QE_REQUEST_DONE, markdown,
-        QE_FINISH_STOP, NULL);
+    show_reply("What is a page? Show me a table, and how it looks in C.", markdown, QE_FINISH_STOP, NULL);
 }
+
+/* ---- Replies that run ---- */
 
 static void show_waiting(void)
 {
@@ -163,26 +220,28 @@ static void show_thinking(void)
     gtk_expander_set_expanded(GTK_EXPANDER(find(last_row(), GTK_TYPE_EXPANDER)), TRUE);
 }
 
+/* ---- Replies that ended ---- */
+
 static void show_cut(void)
 {
-    apply(turn_shown("Tell me all."), QE_REQUEST_DONE, "All of it would be", QE_FINISH_LENGTH, NULL);
+    show_reply("Tell me all.", "All of it would be", QE_FINISH_LENGTH, NULL);
 }
 
 static void show_stopped(void)
 {
-    apply(turn_shown("Tell me all."), QE_REQUEST_DONE, "All of it would be", QE_FINISH_CANCELLED, NULL);
+    show_reply("Tell me all.", "All of it would be", QE_FINISH_CANCELLED, NULL);
 }
 
 static void show_context_end(void)
 {
-    apply(turn_shown("Tell me all."), QE_REQUEST_DONE, "All of it would be", QE_FINISH_CONTEXT, NULL);
+    show_reply("Tell me all.", "All of it would be", QE_FINISH_CONTEXT, NULL);
 }
 
 static void fail_with(qe_error_code code, const char *words)
 {
     g_autoptr(GError) error = g_error_new_literal(QE_ERROR, (int)code, words);
 
-    apply(turn_shown("Will it work?"), QE_REQUEST_DONE, "", QE_FINISH_ERROR, error);
+    show_reply("Will it work?", "", QE_FINISH_ERROR, error);
 }
 
 static void show_memory_error(void)
@@ -261,38 +320,10 @@ static void show_left_out(void)
 
 static void show_system(void)
 {
+    turn_shown("Who are you?");
     quire_conversation_set_system(conversation(), "Answer in one short sentence, as a pirate would.");
-    show_done();
     gtk_expander_set_expanded(
         GTK_EXPANDER(find(GTK_WIDGET(quire_window_get_chat(window)), GTK_TYPE_EXPANDER)), TRUE);
-}
-
-/* ---- Stored chats ---- */
-
-static gboolean is_loaded(gpointer id)
-{
-    return quire_window_get_chat(window) != NULL && quire_conversation_is_loaded(conversation()) &&
-           strcmp(quire_history_item_get(quire_conversation_get_item(conversation()))->id, id) == 0;
-}
-
-static void open_chat(const char *id)
-{
-    gtk_widget_activate_action(GTK_WIDGET(window), "win.chat-open", "s", id);
-    wait_for("the stored chat", is_loaded, (gpointer)id);
-}
-
-static void saved_cb(GObject *source, GAsyncResult *result, gpointer data)
-{
-    quire_history_save_finish(result, NULL);
-    *(gboolean *)data = TRUE;
-}
-
-static void save(QuireHistoryItem *item, GPtrArray *messages)
-{
-    gboolean saved = FALSE;
-
-    quire_history_save(quire_application_get_history(application), item, messages, saved_cb, &saved);
-    wait_for("the written chat", is_set, &saved);
 }
 
 static void show_interrupted(void)
@@ -305,10 +336,8 @@ static void show_interrupted(void)
     quire_history_item_set_title(item, "Tell me a story", QUIRE_TITLE_USER);
     chat->created = chat->updated = g_get_real_time();
     chat->leaf = 2;
-    g_ptr_array_add(
-        messages, quire_stored_message_new(1, 0, QE_ROLE_USER, QUIRE_REPLY_DONE, "Tell me a story.", 16));
-    g_ptr_array_add(messages,
-        quire_stored_message_new(2, 1, QE_ROLE_ASSISTANT, QUIRE_REPLY_INTERRUPTED, part, strlen(part)));
+    g_ptr_array_add(messages, stored_new(1, QE_ROLE_USER, QUIRE_REPLY_DONE, "Tell me a story."));
+    g_ptr_array_add(messages, stored_new(2, QE_ROLE_ASSISTANT, QUIRE_REPLY_INTERRUPTED, part));
     save(item, messages);
     open_chat(chat->id);
 }
@@ -381,7 +410,7 @@ static void break_history(void)
     GPtrArray *messages = g_ptr_array_new_with_free_func((GDestroyNotify)quire_stored_message_free);
 
     execute("CREATE TRIGGER no_room BEFORE INSERT ON message BEGIN SELECT RAISE(ABORT, 'no room'); END");
-    g_ptr_array_add(messages, quire_stored_message_new(1, 0, QE_ROLE_USER, QUIRE_REPLY_DONE, "Hello.", 6));
+    g_ptr_array_add(messages, stored_new(1, QE_ROLE_USER, QUIRE_REPLY_DONE, "Hello."));
     save(item, messages);
     wait_for("the trouble", has_trouble, GINT_TO_POINTER(TRUE));
 }
@@ -470,7 +499,7 @@ static void show_attachments(void)
     attach(3);
     text = quire_composer_dup_text(composer());
     quire_composer_clear(composer());
-    apply(turn_shown(text), QE_REQUEST_DONE, "Three files, all of them about Oda.", QE_FINISH_STOP, NULL);
+    show_reply(text, "Three files, all of them about Oda.", QE_FINISH_STOP, NULL);
     attach(2);
     gtk_text_buffer_set_text(draft(), "What is in them?", -1);
 }
@@ -558,9 +587,9 @@ static void show_approximate(void)
 {
     g_autoptr(GError) error = NULL;
 
+    show_done();
     quire_conversation_set_cache(conversation(), QUIRE_CACHE_TIERED_INT8, &error);
     g_assert_no_error(error);
-    show_done();
 }
 
 /* The first menu button of the composer is the model's. */
@@ -704,7 +733,8 @@ static void show_rename(void)
 
 static void show_panel(void)
 {
-    show_done();
+    turn_shown("My name is Oda, and I would like to know what a page is.");
+    turn_shown("What is my name?");
     if (!adw_flap_get_reveal_flap(window->panel_flap))
         act("win.toggle-panel");
 }
@@ -737,7 +767,7 @@ static void show_tiers(void)
     qe_snapshot snapshot = {.serial = 1, .page_tokens = 16, .page_bytes = 2359296};
     QuireConversation *first, *second;
 
-    show_done();
+    turn_shown("What is a page?");
     first = conversation();
     quire_window_new_chat(window);
     turn_shown("A second chat with quite a long title");

@@ -232,16 +232,21 @@ static void expand(GtkWidget *root, gboolean current)
         expand(child, current);
 }
 
+static gboolean is_high(gpointer a)
+{
+    return gtk_adjustment_get_upper(a) > gtk_adjustment_get_page_size(a) && gtk_adjustment_get_page_size(a) > 0;
+}
+
 static void scroll(GtkWidget *root, double share)
 {
-    GtkAdjustment *a;
     GtkWidget *scrolled = find(root, GTK_TYPE_SCROLLED_WINDOW);
+    GtkAdjustment *a = gtk_scrolled_window_get_vadjustment(GTK_SCROLLED_WINDOW(scrolled));
 
     /* It has no height before it was drawn. */
-    wait_ms(60);
-    a = gtk_scrolled_window_get_vadjustment(GTK_SCROLLED_WINDOW(scrolled));
-    gtk_adjustment_set_value(
-        a, (gtk_adjustment_get_upper(a) - gtk_adjustment_get_page_size(a)) * share);
+    wait_for("its height", is_high, a);
+    gtk_adjustment_set_value(a, (gtk_adjustment_get_upper(a) - gtk_adjustment_get_page_size(a)) * share);
+    /* Not where the focus comes. */
+    gtk_window_set_focus(GTK_WINDOW(root), NULL);
 }
 
 static void show_models_end(void)
