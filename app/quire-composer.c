@@ -740,7 +740,7 @@ model_button_new (QuireComposer *self)
   /* A menu button's own label does not ellipsise. */
   self->model_label = GTK_LABEL (label);
   gtk_label_set_ellipsize (self->model_label, PANGO_ELLIPSIZE_END);
-  gtk_label_set_width_chars (self->model_label, 4);
+  gtk_label_set_width_chars (self->model_label, 5);
   gtk_label_set_max_width_chars (self->model_label, 24);
   gtk_label_set_xalign (self->model_label, 0);
   gtk_box_append (GTK_BOX (box), label);
@@ -766,7 +766,7 @@ cache_button_new (QuireComposer *self)
   self->cache_button = gtk_menu_button_new ();
   self->cache_label = GTK_LABEL (label);
   gtk_label_set_ellipsize (self->cache_label, PANGO_ELLIPSIZE_END);
-  gtk_label_set_width_chars (self->cache_label, 3);
+  gtk_label_set_width_chars (self->cache_label, 4);
   gtk_label_set_max_width_chars (self->cache_label, 16);
   gtk_label_set_xalign (self->cache_label, 0);
   gtk_box_append (GTK_BOX (box), label);

@@ -9,6 +9,7 @@
 #include "app/quire-flatpak-gpu.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-split-box.h"
 #include "app/quire-versions.h"
 #include "app/quire-wrap-layout.h"
 
@@ -20,14 +21,12 @@ struct _QuireEngineBar
 
   QuireEngineClient *client;
   GtkWidget *info_bar;
-  GtkWidget *row; /* the text and the buttons; a column when narrow */
   GtkLabel *label;
   GtkWidget *progress;
   GtkWidget *first, *second; /* buttons */
   char *error;
   guint loading_id;
   gboolean loading_long;
-  gboolean narrow;
   QuireUrgency urgency; /* of what there is to say */
   gboolean yields;      /* another bar is more urgent */
 };
@@ -43,16 +42,6 @@ set_button (GtkWidget *button, const char *label, const char *action)
   quire_button_set_action (button, action);
   if (label != NULL)
     gtk_button_set_label (GTK_BUTTON (button), label);
-}
-
-/* Two buttons beside it would leave a narrow window's text no room. */
-static void
-update_row (QuireEngineBar *self)
-{
-  gboolean column = self->narrow && gtk_widget_get_visible (self->second);
-
-  gtk_orientable_set_orientation (GTK_ORIENTABLE (self->row),
-                                  column ? GTK_ORIENTATION_VERTICAL : GTK_ORIENTATION_HORIZONTAL);
 }
 
 static void
@@ -101,7 +90,6 @@ show (QuireEngineBar *self, QuireUrgency urgency, const char *text, const char *
   gtk_label_set_text (self->label, text);
   set_button (self->first, first, first_action);
   set_button (self->second, second, second_action);
-  update_row (self);
   gtk_widget_set_visible (self->progress, FALSE);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), FALSE);
   set_urgency (self, urgency);
@@ -258,13 +246,6 @@ quire_engine_bar_set_error (QuireEngineBar *self, const char *text)
   update (self);
 }
 
-void
-quire_engine_bar_set_narrow (QuireEngineBar *self, gboolean narrow)
-{
-  self->narrow = narrow;
-  update_row (self);
-}
-
 /* The GPU tier's reason comes with the first snapshot of a model, not with the status. */
 static void
 snapshot_changed_cb (QuireEngineBar *self)
@@ -314,7 +295,7 @@ quire_engine_bar_init (QuireEngineBar *self)
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
   GtkWidget *label = gtk_label_new (NULL);
   g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
-  GtkWidget *buttons;
+  GtkWidget *buttons, *row;
 
   self->info_bar = gtk_info_bar_new ();
   gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), FALSE);
@@ -334,18 +315,14 @@ quire_engine_bar_init (QuireEngineBar *self)
   gtk_box_append (GTK_BOX (box), self->progress);
   gtk_widget_set_valign (box, GTK_ALIGN_CENTER);
   gtk_widget_set_margin_start (box, 6);
-  gtk_widget_set_hexpand (box, TRUE);
-  self->row = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
-  gtk_box_append (GTK_BOX (self->row), box);
-
   buttons = quire_wrap_box_new (6, TRUE);
   self->second = gtk_button_new ();
   self->first = gtk_button_new ();
   gtk_box_append (GTK_BOX (buttons), self->second);
   gtk_box_append (GTK_BOX (buttons), self->first);
   gtk_widget_set_valign (buttons, GTK_ALIGN_CENTER);
-  gtk_box_append (GTK_BOX (self->row), buttons);
-  gtk_widget_set_hexpand (self->row, TRUE);
-  gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), self->row);
+  row = quire_split_box_new (box, buttons);
+  gtk_widget_set_hexpand (row, TRUE);
+  gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), row);
   g_signal_connect_swapped (self->info_bar, "response", G_CALLBACK (response_cb), self);
 }

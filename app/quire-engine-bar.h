@@ -16,7 +16,5 @@ void quire_engine_bar_set_error (QuireEngineBar *self, const char *text);
 QuireUrgency quire_engine_bar_get_urgency (QuireEngineBar *self);
 /* @yields: another bar is shown in its place. */
 void quire_engine_bar_set_yields (QuireEngineBar *self, gboolean yields);
-/* @narrow: a phone's width; two buttons go below the text. */
-void quire_engine_bar_set_narrow (QuireEngineBar *self, gboolean narrow);
 
 G_END_DECLS

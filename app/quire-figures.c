@@ -50,6 +50,12 @@ quire_figures_count_fitting (QuireFigures *self, int width)
   return n;
 }
 
+int
+quire_figures_get_fitting_width (QuireFigures *self, int width)
+{
+  return width_of (self, quire_figures_count_fitting (self, width));
+}
+
 gboolean
 quire_figures_is_cut (QuireFigures *self)
 {

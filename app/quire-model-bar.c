@@ -8,6 +8,7 @@
 
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-split-box.h"
 #include "app/quire-wrap-layout.h"
 
 struct _QuireModelBar
@@ -189,7 +190,7 @@ quire_model_bar_class_init (QuireModelBarClass *klass)
 static void
 quire_model_bar_init (QuireModelBar *self)
 {
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
+  GtkWidget *box;
   GtkWidget *buttons = quire_wrap_box_new (6, TRUE);
   GtkWidget *label = gtk_label_new (NULL);
 
@@ -208,8 +209,8 @@ quire_model_bar_init (QuireModelBar *self)
   g_signal_connect_swapped (self->go_on, "clicked", G_CALLBACK (quire_model_bar_continue), self);
   gtk_box_append (GTK_BOX (buttons), self->load);
   gtk_box_append (GTK_BOX (buttons), self->go_on);
-  gtk_box_append (GTK_BOX (box), label);
-  gtk_box_append (GTK_BOX (box), buttons);
+  gtk_widget_set_valign (buttons, GTK_ALIGN_CENTER);
+  box = quire_split_box_new (label, buttons);
   gtk_widget_set_hexpand (box, TRUE);
   gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), box);
 }

@@ -161,6 +161,17 @@ allocate (GtkWidget *widget, int width, int height, int baseline)
     first = MAX (part_height (self->words), more_below ? 0 : part_height (self->more));
   left -= (more_below ? 0 : spaced (more)) + (ends_below ? 0 : spaced (ends));
   left = MIN (left, words.natural);
+  if (!gtk_widget_get_visible (self->bar))
+    {
+      /* What comes next follows the last figure that there is room for. */
+      int natural, border;
+
+      gtk_widget_measure (self->figures, GTK_ORIENTATION_HORIZONTAL, -1, NULL, &natural, NULL, NULL);
+      border = words.natural - natural;
+      left = MIN (left, border
+                            + quire_figures_get_fitting_width (QUIRE_FIGURES (self->figures),
+                                                               left - border));
+    }
   place (self->words, width, 0, 0, left, first);
   place (self->more, width, more_below ? 0 : left + SPACING_PX, more_below ? first : 0, more.natural,
          more_below ? height - first : first);

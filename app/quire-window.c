@@ -124,7 +124,6 @@ apply_layout (QuireWindow *self)
   self->panel_docked = layout.panel_docked;
   self->sidebar_docked = layout.sidebar_docked;
   gtk_widget_set_visible (self->panel_button, !quire_layout_is_narrow (self->width, scale));
-  quire_engine_bar_set_narrow (self->engine_bar, quire_layout_is_narrow (self->width, scale));
   extend_menu (self, !adw_flap_get_reveal_flap (self->sidebar_flap) || !layout.sidebar_docked);
   self->applying = FALSE;
 }

@@ -80,7 +80,6 @@ static GLogWriterOutput log_cb(GLogLevelFlags level, const GLogField *fields, gs
         return G_LOG_WRITER_HANDLED;
     if ((level & (G_LOG_LEVEL_CRITICAL | G_LOG_LEVEL_WARNING)) != 0 && warnings != NULL)
         g_ptr_array_add(warnings, g_strdup_printf("%s: %s", domain, message));
-    if ((level & G_LOG_LEVEL_CRITICAL) != 0 && g_getenv("TRAP")) __builtin_trap();
     return (level & G_LOG_LEVEL_MASK) >= G_LOG_LEVEL_INFO
                ? G_LOG_WRITER_HANDLED
                : g_log_writer_default(level & ~G_LOG_FLAG_FATAL, fields, n_fields, data);
@@ -353,11 +352,14 @@ static void test_look(gconstpointer data)
     GtkSettings *settings = gtk_settings_get_default();
     gint64 began = g_get_monotonic_time();
     guint n_faults = 0, n_shown = 0;
+    /* Out of the windows: a tooltip that waits for its time while its window goes makes GTK complain. */
+    const char *away[] = {"xdotool", "mousemove", "1199", "799", NULL};
 
     if ((look->style & CONTRAST) != 0 && !has_contrast()) {
         g_test_skip("this libadwaita has no way to high contrast without a desktop");
         return;
     }
+    run(away);
     adw_style_manager_set_color_scheme(
         style, (look->style & DARK) != 0 ? ADW_COLOR_SCHEME_FORCE_DARK : ADW_COLOR_SCHEME_FORCE_LIGHT);
     if ((look->style & CONTRAST) != 0)

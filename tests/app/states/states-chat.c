@@ -79,11 +79,11 @@ static void apply(QuireMessage *reply, qe_request_state state, const char *text,
         .n_text = strlen(text),
         .error = error,
         .n_before = 2,
-        .n_prompt = 16512,
-        .n_prompt_done = 6120,
-        .receipt = {.n_prompt = 16512,
-            .n_reused = 16384,
-            .n_restored_host = 2048,
+        .n_prompt = 4224,
+        .n_prompt_done = 1536,
+        .receipt = {.n_prompt = 4224,
+            .n_reused = 4096,
+            .n_restored_host = 1024,
             .n_new = 128,
             .n_generated = 210,
             .first_token_ms = 140,
@@ -155,7 +155,9 @@ static void show_reply(const char *question, const char *answer, qe_finish finis
 {
     g_autoptr(QuireHistoryItem) item = quire_history_item_new();
     g_autoptr(QuireMessage) reply = quire_message_new(QE_ROLE_ASSISTANT, "");
-    g_autofree char *title = quire_title_from_text(question);
+    /* Files come before what was written. */
+    const char *written = strrchr(question, '\n');
+    g_autofree char *title = quire_title_from_text(written != NULL ? written + 1 : question);
     GPtrArray *messages = g_ptr_array_new_with_free_func((GDestroyNotify)quire_stored_message_free);
     QuireStoredChat *chat = quire_history_item_edit(item);
     QuireStoredMessage *stored;
@@ -196,7 +198,7 @@ static void show_reading(void)
     apply(reply, QE_REQUEST_PREFILL, "", QE_FINISH_STOP, NULL);
     /* For two seconds so far: the bar is for what takes its time. */
     ((QuireReply *)quire_message_get_reply(reply))->reading_us -= 2 * G_USEC_PER_SEC;
-    ((QuireReply *)quire_message_get_reply(reply))->n_read_at = 1024;
+    ((QuireReply *)quire_message_get_reply(reply))->n_read_at = 256;
     apply(reply, QE_REQUEST_PREFILL, "", QE_FINISH_STOP, NULL);
 }
 
@@ -259,23 +261,10 @@ static void show_context_error(void)
     fail_with(QE_ERROR_CONTEXT_LENGTH, "The prompt has 41,204 tokens, the context has 40,000.");
 }
 
-static gboolean receipt_opens(GtkWidget *widget)
-{
-    if (QUIRE_IS_STATUS_LINE(widget)) {
-        GtkWidget *button = find(widget, GTK_TYPE_BUTTON);
-
-        return button != NULL && gtk_widget_activate(button);
-    }
-    for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL; child = gtk_widget_get_next_sibling(child))
-        if (receipt_opens(child))
-            return TRUE;
-    return FALSE;
-}
-
 static void show_receipt(void)
 {
     show_done();
-    receipt_opens(last_row());
+    g_signal_emit_by_name(find(find(last_row(), QUIRE_TYPE_STATUS_LINE), GTK_TYPE_BUTTON), "clicked");
 }
 
 static void show_long_user(void)
@@ -497,6 +486,7 @@ static void show_attachments(void)
     g_autofree char *text = NULL;
 
     attach(3);
+    gtk_text_buffer_set_text(draft(), "What have these in common?", -1);
     text = quire_composer_dup_text(composer());
     quire_composer_clear(composer());
     show_reply(text, "Three files, all of them about Oda.", QE_FINISH_STOP, NULL);

@@ -126,6 +126,13 @@ static gboolean has_window(gpointer type)
     return found_window != NULL;
 }
 
+static gboolean has_width(gpointer data)
+{
+    int width = gtk_widget_get_width(found_window);
+
+    return width > 0 && width <= look_width;
+}
+
 GtkWidget *wait_window(GType type)
 {
     int width, height;
@@ -135,6 +142,8 @@ GtkWidget *wait_window(GType type)
     if (width > look_width || height > look_height || width <= 0)
         gtk_window_set_default_size(GTK_WINDOW(found_window), width <= 0 ? -1 : MIN(width, look_width),
             height <= 0 ? -1 : MIN(height, look_height));
+    if (type != GTK_TYPE_SHORTCUTS_WINDOW)
+        wait_for("its width", has_width, NULL);
     return found_window;
 }
 
