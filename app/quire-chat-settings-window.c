@@ -7,6 +7,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-combo.h"
 #include "app/quire-context.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
@@ -431,6 +432,7 @@ build_presets (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
 
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (row), _ ("Take From"));
   self->preset = ADW_COMBO_ROW (row);
+  quire_combo_row_wrap (self->preset);
   adw_preferences_group_add (group, row);
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (entry), _ ("Name"));
   self->name = GTK_EDITABLE (entry);
@@ -534,8 +536,7 @@ build_sampling (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
   self->spins[FREQUENCY] = add_spin (self, _ ("Frequency penalty"), _ ("0: off"), -2, 2, 0.1, 2);
   self->spins[MAX_TOKENS]
       = add_spin (self, _ ("Longest reply"), _ ("In tokens; 0: no limit"), 0, 1048576, 64, 0);
-  adw_preferences_row_set_title (ADW_PREFERENCES_ROW (entry),
-                                 _ ("Seed (empty: random)"));
+  adw_preferences_row_set_title (ADW_PREFERENCES_ROW (entry), _ ("Seed (empty: random)"));
   gtk_text_set_input_purpose (GTK_TEXT (gtk_editable_get_delegate (GTK_EDITABLE (entry))),
                               GTK_INPUT_PURPOSE_DIGITS);
   self->seed = GTK_EDITABLE (entry);
@@ -543,6 +544,7 @@ build_sampling (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (combo), _ ("Thinking"));
   adw_combo_row_set_model (ADW_COMBO_ROW (combo), G_LIST_MODEL (model));
   self->thinking = ADW_COMBO_ROW (combo);
+  quire_combo_row_wrap (self->thinking);
   adw_expander_row_add_row (self->sampling, combo);
 }
 

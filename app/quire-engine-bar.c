@@ -200,7 +200,8 @@ update (QuireEngineBar *self)
   else if (status->state == QE_ENGINE_RELEASED)
     show_released (self, status);
   else if (status->state == QE_ENGINE_FAILED && status->error != NULL)
-    show (self, QUIRE_URGENCY_ERROR, status->error->message, _ ("Choose Model…"), "win.choose-model",
+    show (self, QUIRE_URGENCY_ERROR, status->error->message, _ ("Choose Model…"),
+          "win.choose-model",
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? _ ("Limits…")
                                                                         : _ ("Try Again"),
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? "app.limits::gpu"
@@ -252,8 +253,7 @@ snapshot_changed_cb (QuireEngineBar *self)
 {
   const qe_engine_status *status = quire_engine_client_get_status (self->client);
 
-  if (self->urgency == QUIRE_URGENCY_NONE
-      && cpu_reason (self, status) != NULL)
+  if (self->urgency == QUIRE_URGENCY_NONE && cpu_reason (self, status) != NULL)
     update (self);
 }
 

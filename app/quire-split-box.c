@@ -61,8 +61,8 @@ measure (GtkWidget *widget, GtkOrientation orientation, int for_size, int *minim
     *minimum = *natural = MAX (height_for (words, for_size < 0 ? -1 : for_size - end - space),
                                height_for (buttons, end));
   else
-    *minimum = *natural = height_for (words, for_size) + SPACING_PX
-                          + height_for (buttons, MIN (end, for_size));
+    *minimum = *natural
+        = height_for (words, for_size) + SPACING_PX + height_for (buttons, MIN (end, for_size));
 }
 
 static void

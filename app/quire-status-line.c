@@ -26,7 +26,8 @@ struct _QuireStatusLine
   GtkWidget *continue_button;
   GtkWidget *room_button; /* the context is full */
   GtkWidget *buttons;
-  GtkWidget *words, *more, *ends; /* the boxes that all of it is in: what it says, a way to go on, buttons */
+  GtkWidget *words, *more,
+      *ends;            /* the boxes that all of it is in: what it says, a way to go on, buttons */
   GtkRevealer *receipt; /* borrowed */
   gboolean last, hovered;
 };
@@ -131,9 +132,8 @@ measure (GtkWidget *widget, GtkOrientation orientation, int for_size, int *minim
       gboolean more_below, ends_below;
 
       divide (self, for_size, &more_below, &ends_below);
-      *minimum = *natural
-          = MAX (words, MAX (more_below ? 0 : more, ends_below ? 0 : ends))
-            + MAX (more_below ? more : 0, ends_below ? ends : 0);
+      *minimum = *natural = MAX (words, MAX (more_below ? 0 : more, ends_below ? 0 : ends))
+                            + MAX (more_below ? more : 0, ends_below ? ends : 0);
     }
 }
 
@@ -166,15 +166,16 @@ allocate (GtkWidget *widget, int width, int height, int baseline)
       /* What comes next follows the last figure that there is room for. */
       int natural, border;
 
-      gtk_widget_measure (self->figures, GTK_ORIENTATION_HORIZONTAL, -1, NULL, &natural, NULL, NULL);
+      gtk_widget_measure (self->figures, GTK_ORIENTATION_HORIZONTAL, -1, NULL, &natural, NULL,
+                          NULL);
       border = words.natural - natural;
-      left = MIN (left, border
-                            + quire_figures_get_fitting_width (QUIRE_FIGURES (self->figures),
-                                                               left - border));
+      left = MIN (
+          left,
+          border + quire_figures_get_fitting_width (QUIRE_FIGURES (self->figures), left - border));
     }
   place (self->words, width, 0, 0, left, first);
-  place (self->more, width, more_below ? 0 : left + SPACING_PX, more_below ? first : 0, more.natural,
-         more_below ? height - first : first);
+  place (self->more, width, more_below ? 0 : left + SPACING_PX, more_below ? first : 0,
+         more.natural, more_below ? height - first : first);
   place (self->ends, width, width - ends.natural, ends_below ? first : 0, ends.natural,
          ends_below ? height - first : first);
 }

@@ -33,8 +33,7 @@ quire_window_update_bars (QuireWindow *self)
       QuireModelBar *bar = bar_of (adw_tab_view_get_nth_page (self->tab_view, i));
 
       if (bar != NULL)
-        quire_model_bar_set_yields (bar,
-                                    quire_model_bar_get_urgency (bar) < MAX (history, engine));
+        quire_model_bar_set_yields (bar, quire_model_bar_get_urgency (bar) < MAX (history, engine));
     }
 }
 

@@ -77,13 +77,14 @@ static gboolean is_named(GtkWidget *widget)
 static gboolean is_control(GtkWidget *widget)
 {
     /* What libraries build in: window buttons and a tab's own name themselves. */
-    static const char *const theirs[] = {"GtkWindowControls", "AdwTab", "GtkSpinButton", "GtkDropDown", "GtkColumnView",
-        "GtkSearchEntry", "GtkExpander", "GtkShortcutsWindow", "AdwAboutWindow", "AdwEntryRow", "AdwComboRow",
-        "AdwToast", "AdwToastWidget", "GtkInfoBar", "GtkPopoverMenu", "AdwExpanderRow", NULL};
+    static const char *const theirs[] = {"GtkWindowControls", "AdwTab", "GtkSpinButton", "GtkDropDown",
+        "GtkColumnView", "GtkSearchEntry", "GtkExpander", "GtkShortcutsWindow", "AdwAboutWindow",
+        "AdwEntryRow", "AdwComboRow", "AdwToast", "AdwToastWidget", "GtkInfoBar", "GtkPopoverMenu",
+        "AdwExpanderRow", NULL};
 
     if (GTK_IS_TEXT_VIEW(widget) || GTK_IS_SEARCH_ENTRY(widget) || GTK_IS_SPIN_BUTTON(widget) ||
-        GTK_IS_DROP_DOWN(widget) || GTK_IS_SWITCH(widget) || GTK_IS_CHECK_BUTTON(widget) || GTK_IS_ENTRY(widget) ||
-        QUIRE_IS_PAGE_MAP(widget))
+        GTK_IS_DROP_DOWN(widget) || GTK_IS_SWITCH(widget) || GTK_IS_CHECK_BUTTON(widget) ||
+        GTK_IS_ENTRY(widget) || QUIRE_IS_PAGE_MAP(widget))
         return !within(gtk_widget_get_parent(widget), theirs);
     return (GTK_IS_BUTTON(widget) || GTK_IS_MENU_BUTTON(widget)) && !within(widget, theirs) &&
            !GTK_IS_MENU_BUTTON(gtk_widget_get_parent(widget));
@@ -94,17 +95,19 @@ static gboolean is_control(GtkWidget *widget)
 static void check_place(GtkWidget *widget, GPtrArray *faults)
 {
     /* These move or cut their children on purpose. */
-    static const char *const cutting[] = {"GtkViewport", "GtkRevealer", "AdwFlap", "GtkStack", "AdwTabBox", "AdwTabView",
-        "GtkListView", "GtkColumnView", "GtkColumnListView", "GtkScrolledWindow", "GtkText", "GtkTextView",
-        "GtkSourceView", "GtkSwitch", "GtkScale", "GtkRange", "GtkPopoverContent", "GtkOverlay", "AdwTabPage", "AdwTab",
-        "AdwFadingLabel", "GtkColumnViewRowWidget", "GtkListItemWidget", "GtkTreeExpander", "GtkProgressBar",
-        "GtkTrough", "AdwEntryRow", "AdwSqueezer", "AdwLeaflet", "AdwViewStack", NULL};
+    static const char *const cutting[] = {"GtkViewport", "GtkRevealer", "AdwFlap", "GtkStack", "AdwTabBox",
+        "AdwTabView", "GtkListView", "GtkColumnView", "GtkColumnListView", "GtkScrolledWindow", "GtkText",
+        "GtkTextView", "GtkSourceView", "GtkSwitch", "GtkScale", "GtkRange", "GtkPopoverContent",
+        "GtkOverlay", "AdwTabPage", "AdwTab", "AdwFadingLabel", "GtkColumnViewRowWidget", "GtkListItemWidget",
+        "GtkTreeExpander", "GtkProgressBar", "GtkTrough", "AdwEntryRow", "AdwSqueezer", "AdwLeaflet",
+        "AdwViewStack", NULL};
     GtkWidget *parent = gtk_widget_get_parent(widget);
     graphene_rect_t r;
     float w, h;
 
-    if (parent == NULL || GTK_IS_NATIVE(widget) || GTK_IS_NATIVE(parent) || gtk_widget_get_width(widget) == 0 ||
-        is_one_of(parent, cutting) || !gtk_widget_compute_bounds(widget, parent, &r))
+    if (parent == NULL || GTK_IS_NATIVE(widget) || GTK_IS_NATIVE(parent) ||
+        gtk_widget_get_width(widget) == 0 || is_one_of(parent, cutting) ||
+        !gtk_widget_compute_bounds(widget, parent, &r))
         return;
     w = (float)gtk_widget_get_width(parent);
     h = (float)gtk_widget_get_height(parent);
@@ -112,8 +115,8 @@ static void check_place(GtkWidget *widget, GPtrArray *faults)
         r.origin.y + r.size.height > h + OUTSIDE_PX) {
         g_autofree char *text = describe(widget);
 
-        fault(faults, "outside its parent (%.0f,%.0f %.0fx%.0f in %.0fx%.0f): %s", r.origin.x, r.origin.y, r.size.width,
-            r.size.height, w, h, text);
+        fault(faults, "outside its parent (%.0f,%.0f %.0fx%.0f in %.0fx%.0f): %s", r.origin.x, r.origin.y,
+            r.size.width, r.size.height, w, h, text);
     }
 }
 
@@ -122,8 +125,8 @@ static void check_place(GtkWidget *widget, GPtrArray *faults)
 /* Lists, tabs and titles may cut a name, and buttons whose label is the name of something; nothing else. */
 static gboolean may_be_cut(GtkLabel *label)
 {
-    static const char *const lists[] = {"GtkColumnView", "AdwTab", "AdwWindowTitle", "QuireSidebar", "GtkDropDown",
-        "QuireChips", "GtkListItemWidget", NULL};
+    static const char *const lists[] = {
+        "GtkColumnView", "AdwTab", "AdwWindowTitle", "QuireSidebar", "GtkDropDown", "QuireChips", NULL};
     static const char *const bars[] = {"AdwHeaderBar", NULL};
     static const char *const named[] = {"QuireComposer", NULL};
     static const char *const panels[] = {"QuireCachePanel", NULL};
@@ -169,7 +172,8 @@ static guint n_bars;
 
 static void check_widget(GtkWidget *widget, GPtrArray *faults)
 {
-    if (!gtk_widget_get_visible(widget) || !gtk_widget_get_child_visible(widget) || !gtk_widget_get_mapped(widget))
+    if (!gtk_widget_get_visible(widget) || !gtk_widget_get_child_visible(widget) ||
+        !gtk_widget_get_mapped(widget))
         return;
     /* One pixel, with words for screen readers alone. */
     if (QUIRE_IS_ANNOUNCER(widget))
@@ -186,7 +190,8 @@ static void check_widget(GtkWidget *widget, GPtrArray *faults)
 
         fault(faults, "no name: %s", text);
     }
-    for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL; child = gtk_widget_get_next_sibling(child))
+    for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL;
+         child = gtk_widget_get_next_sibling(child))
         check_widget(child, faults);
 }
 

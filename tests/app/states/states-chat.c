@@ -46,7 +46,8 @@ GtkWidget *find_by_action(GtkWidget *root, const char *action)
     if (GTK_IS_BUTTON(root) && gtk_widget_get_mapped(root) &&
         g_strcmp0(gtk_actionable_get_action_name(GTK_ACTIONABLE(root)), action) == 0)
         return root;
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL; child = gtk_widget_get_next_sibling(child)) {
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
         GtkWidget *found = find_by_action(child, action);
 
         if (found != NULL)
@@ -71,7 +72,8 @@ static const char markdown[] =
     "sideways in its box */\n}\n"
     "```\n\n- [x] read\n- [ ] written\n\nEuler: $e^{i\\pi} + 1 = 0$.\n\n中文也可以，العربية أيضا.";
 
-static void apply(QuireMessage *reply, qe_request_state state, const char *text, qe_finish finish, GError *error)
+static void apply(
+    QuireMessage *reply, qe_request_state state, const char *text, qe_finish finish, GError *error)
 {
     qe_update update = {.state = state,
         .finish = finish,
@@ -205,7 +207,8 @@ static void show_reading(void)
 static void show_writing(void)
 {
     apply(turn_held("Tell me more."), QE_REQUEST_DECODE,
-        "It goes on, for a while, until there is a second line of it, or a third: a fox and an owl live in an "
+        "It goes on, for a while, until there is a second line of it, or a third: a fox and an owl live in "
+        "an "
         "old tower by the sea, and none of them",
         QE_FINISH_STOP, NULL);
     gtk_text_buffer_set_text(draft(), "and then", -1);
@@ -217,8 +220,8 @@ static void show_thinking(void)
 {
     QuireMessage *reply = turn_held("Think first.");
 
-    apply(reply, QE_REQUEST_DECODE, "<think>\nThe user asks for a thought. A good one has a beginning and an end",
-        QE_FINISH_STOP, NULL);
+    apply(reply, QE_REQUEST_DECODE,
+        "<think>\nThe user asks for a thought. A good one has a beginning and an end", QE_FINISH_STOP, NULL);
     gtk_expander_set_expanded(GTK_EXPANDER(find(last_row(), GTK_TYPE_EXPANDER)), TRUE);
 }
 
@@ -293,8 +296,8 @@ static void show_versions(void)
     wait_for("the reply", is_idle, NULL);
     get_settings(&settings, 4);
     quire_conversation_edit(conversation(),
-        quire_message_row_get_message(QUIRE_MESSAGE_ROW(gtk_widget_get_prev_sibling(last_row()))), "Say it once more.",
-        &settings);
+        quire_message_row_get_message(QUIRE_MESSAGE_ROW(gtk_widget_get_prev_sibling(last_row()))),
+        "Say it once more.", &settings);
     wait_for("the reply", is_idle, NULL);
     quire_conversation_flip(conversation(),
         quire_message_row_get_message(QUIRE_MESSAGE_ROW(gtk_widget_get_prev_sibling(last_row()))), -1);
@@ -389,7 +392,8 @@ static void execute(const char *sql)
 
 static gboolean has_trouble(gpointer wanted)
 {
-    return (quire_history_get_trouble(quire_application_get_history(application)) != NULL) == GPOINTER_TO_INT(wanted);
+    return (quire_history_get_trouble(quire_application_get_history(application)) != NULL) ==
+           GPOINTER_TO_INT(wanted);
 }
 
 /* Writes fail, as on a full disk. */
@@ -498,7 +502,8 @@ static gboolean memory_is(gpointer mib)
 {
     const qe_snapshot *snapshot = quire_engine_client_get_snapshot(client());
 
-    return snapshot != NULL && snapshot->tiers[QE_TIER_HOST].bytes_max == (guint64)GPOINTER_TO_UINT(mib) << 20;
+    return snapshot != NULL && snapshot->tiers[QE_TIER_HOST].bytes_max == (guint64)GPOINTER_TO_UINT(mib)
+                                                                              << 20;
 }
 
 static gboolean has_much_memory(gpointer data)
@@ -604,7 +609,8 @@ static void show_find(void)
     show_done();
     chat_act("find");
     gtk_editable_set_text(
-        GTK_EDITABLE(find(GTK_WIDGET(quire_chat_view_get_find_bar(quire_window_get_chat(window))), GTK_TYPE_EDITABLE)),
+        GTK_EDITABLE(
+            find(GTK_WIDGET(quire_chat_view_get_find_bar(quire_window_get_chat(window))), GTK_TYPE_EDITABLE)),
         "page");
 }
 
@@ -613,7 +619,8 @@ static void show_not_found(void)
     show_done();
     chat_act("find");
     gtk_editable_set_text(
-        GTK_EDITABLE(find(GTK_WIDGET(quire_chat_view_get_find_bar(quire_window_get_chat(window))), GTK_TYPE_EDITABLE)),
+        GTK_EDITABLE(
+            find(GTK_WIDGET(quire_chat_view_get_find_bar(quire_window_get_chat(window))), GTK_TYPE_EDITABLE)),
         "nowhere in the text");
 }
 
@@ -630,7 +637,8 @@ static GtkWidget *find_menu(GtkWidget *root, GMenuModel *model)
 {
     if (GTK_IS_MENU_BUTTON(root) && gtk_menu_button_get_menu_model(GTK_MENU_BUTTON(root)) == model)
         return root;
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL; child = gtk_widget_get_next_sibling(child)) {
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child)) {
         GtkWidget *found = find_menu(child, model);
 
         if (found != NULL)
@@ -649,8 +657,8 @@ static void show_menu(void)
 
 static void add_chats(void)
 {
-    static const char *const titles[] = {"Norse history and a title that is too long for its row by far", "总结三点",
-        "Tax letter", "Recipe for bread"};
+    static const char *const titles[] = {"Norse history and a title that is too long for its row by far",
+        "总结三点", "Tax letter", "Recipe for bread"};
 
     for (gsize i = 0; i < G_N_ELEMENTS(titles); i++) {
         g_autofree char *id = add_chat(titles[i], 2, 20);
@@ -688,7 +696,8 @@ static void show_search(void)
 static void show_no_result(void)
 {
     show_sidebar();
-    gtk_editable_set_text(GTK_EDITABLE(find(GTK_WIDGET(sidebar()), GTK_TYPE_SEARCH_ENTRY)), "nothing says this");
+    gtk_editable_set_text(
+        GTK_EDITABLE(find(GTK_WIDGET(sidebar()), GTK_TYPE_SEARCH_ENTRY)), "nothing says this");
 }
 
 static void show_trash(void)
@@ -765,8 +774,9 @@ static void show_tiers(void)
     for (guint i = 0; i < PAGES_A; i++) {
         guint tier = i < 190 ? QE_TIER_GPU : i < 300 ? QE_TIER_HOST : QE_TIER_DISK;
 
-        a[i] = (qe_cell){(guint8)(tier | (i < 24 ? QE_CELL_SHARED : 0) | (i >= 180 && i < 190 ? QE_CELL_MOVING : 0) |
-                                  (i == PAGES_A - 1 ? QE_CELL_TAIL : 0)),
+        a[i] = (qe_cell){
+            (guint8)(tier | (i < 24 ? QE_CELL_SHARED : 0) | (i >= 180 && i < 190 ? QE_CELL_MOVING : 0) |
+                     (i == PAGES_A - 1 ? QE_CELL_TAIL : 0)),
             i < 24 ? 2 : 1, i == PAGES_A - 1 ? 5 : 16, 0};
     }
     for (guint i = 0; i < PAGES_B; i++)

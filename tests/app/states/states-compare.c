@@ -43,7 +43,8 @@ static void show_setup_prompt(void)
         "Please tell me a long story of a fox and an owl that live in an old tower by the sea.", -1);
     wait_for("the counted tokens", can_start, NULL);
     for (guint c = 0; c < QUIRE_N_CACHE_CHOICES; c++) {
-        GtkWidget *check = quire_compare_setup_get_check(quire_compare_view_get_setup(view()), (QuireCacheChoice)c);
+        GtkWidget *check =
+            quire_compare_setup_get_check(quire_compare_view_get_setup(view()), (QuireCacheChoice)c);
 
         if (check != NULL)
             gtk_check_button_set_active(GTK_CHECK_BUTTON(check), TRUE);
@@ -85,7 +86,8 @@ static void time_pane(QuirePane *pane, double cold, double warm, double each, gu
         QuireComparedTurn turn = {.n_prompt = 1024 * (t + 1), .n_reused = warm < cold ? 1024 * t : 0};
 
         for (guint i = 0; i < QUIRE_COMPARE_REPEATS; i++)
-            quire_samples_add(&turn.first_token_ms, warm * (1 + 0.04 * i) * (warm < cold ? 1 : (t + 1) / 8.0));
+            quire_samples_add(
+                &turn.first_token_ms, warm * (1 + 0.04 * i) * (warm < cold ? 1 : (t + 1) / 8.0));
         g_array_append_val(pane->turns, turn);
     }
     pane->live_ms = cold;
@@ -96,13 +98,14 @@ static void time_pane(QuirePane *pane, double cold, double warm, double each, gu
     pane->state = QUIRE_PANE_DONE;
 }
 
-static const char story[] =
-    "A fox and an owl lived in an old tower by the sea. The fox slept by day and the owl by night, so that they met "
-    "at dawn and at dusk. Then they told each other what they had seen: ships, stars, a whale, and once a lamp that "
-    "moved over the water although there was no ship to carry it.";
-static const char other_story[] =
-    "A fox and an owl lived in an old tower by the sea. The fox slept by day and the owl at noon, for she was a very "
-    "old owl and the sun kept her warm.";
+static const char story[] = "A fox and an owl lived in an old tower by the sea. The fox slept by day and the "
+                            "owl by night, so that they met "
+                            "at dawn and at dusk. Then they told each other what they had seen: ships, "
+                            "stars, a whale, and once a lamp that "
+                            "moved over the water although there was no ship to carry it.";
+static const char other_story[] = "A fox and an owl lived in an old tower by the sea. The fox slept by day "
+                                  "and the owl at noon, for she was a very "
+                                  "old owl and the sun kept her warm.";
 
 static void begin(guint n_panes)
 {
@@ -111,7 +114,8 @@ static void begin(guint n_panes)
 
     made = quire_comparison_new();
     made->title = g_strdup("Norse history");
-    made->prompt = g_strdup("Please tell me a story of a fox and an owl that live in an old tower by the sea.");
+    made->prompt =
+        g_strdup("Please tell me a story of a fox and an owl that live in an old tower by the sea.");
     made->model_name = g_strdup("Qwen3 4B Instruct");
     made->device = g_strdup("NVIDIA GeForce RTX 4090 D");
     made->on_gpu = made->greedy = TRUE;

@@ -126,24 +126,36 @@ static gboolean has_window(gpointer type)
     return found_window != NULL;
 }
 
+static gboolean has_a_width(gpointer data)
+{
+    return gtk_widget_get_width(found_window) > 0;
+}
+
 static gboolean has_width(gpointer data)
 {
-    int width = gtk_widget_get_width(found_window);
+    return gtk_widget_get_width(found_window) <= look_width;
+}
 
-    return width > 0 && width <= look_width;
+/* As wide as the look at most. A size that is asked for before the window has its first one is lost. */
+static void fit_window(void)
+{
+    int width, height;
+
+    wait_for("its first size", has_a_width, NULL);
+    wait_ms(30);
+    gtk_window_get_default_size(GTK_WINDOW(found_window), &width, &height);
+    if (width <= look_width && height <= look_height)
+        return;
+    gtk_window_set_default_size(GTK_WINDOW(found_window), width <= 0 ? -1 : MIN(width, look_width),
+        height <= 0 ? -1 : MIN(height, look_height));
+    wait_for("its width", has_width, NULL);
 }
 
 GtkWidget *wait_window(GType type)
 {
-    int width, height;
-
     wait_for(g_type_name(type), has_window, GSIZE_TO_POINTER(type));
-    gtk_window_get_default_size(GTK_WINDOW(found_window), &width, &height);
-    if (width > look_width || height > look_height || width <= 0)
-        gtk_window_set_default_size(GTK_WINDOW(found_window), width <= 0 ? -1 : MIN(width, look_width),
-            height <= 0 ? -1 : MIN(height, look_height));
     if (type != GTK_TYPE_SHORTCUTS_WINDOW)
-        wait_for("its width", has_width, NULL);
+        fit_window();
     return found_window;
 }
 
@@ -237,13 +249,15 @@ static void expand(GtkWidget *root, gboolean current)
 {
     if (QUIRE_IS_MODEL_ROW(root) && quire_model_row_is_current(QUIRE_MODEL_ROW(root)) == current)
         adw_expander_row_set_expanded(ADW_EXPANDER_ROW(root), TRUE);
-    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL; child = gtk_widget_get_next_sibling(child))
+    for (GtkWidget *child = gtk_widget_get_first_child(root); child != NULL;
+         child = gtk_widget_get_next_sibling(child))
         expand(child, current);
 }
 
 static gboolean is_high(gpointer a)
 {
-    return gtk_adjustment_get_upper(a) > gtk_adjustment_get_page_size(a) && gtk_adjustment_get_page_size(a) > 0;
+    return gtk_adjustment_get_upper(a) > gtk_adjustment_get_page_size(a) &&
+           gtk_adjustment_get_page_size(a) > 0;
 }
 
 static void scroll(GtkWidget *root, double share)
@@ -325,8 +339,11 @@ static gboolean server_runs(gpointer data)
 static void show_server(void)
 {
     GSettings *settings = quire_settings_get_default();
+    /* A port that is free. */
+    g_autoptr(GSocketListener) listener = g_socket_listener_new();
 
-    g_settings_set_uint(settings, "server-port", 0);
+    g_settings_set_uint(settings, "server-port", g_socket_listener_add_any_inet_port(listener, NULL, NULL));
+    g_socket_listener_close(listener);
     g_settings_set_boolean(settings, "server", TRUE);
     wait_for("the server", server_runs, NULL);
     open_preferences();
@@ -378,19 +395,17 @@ static gboolean has_why(gpointer data)
 
 static void show_why_gpu(void)
 {
-    int width, height;
-
     quire_why_gpu_present(GTK_WINDOW(window));
     wait_for("the facts", has_why, NULL);
-    gtk_window_get_default_size(GTK_WINDOW(found_window), &width, &height);
-    gtk_window_set_default_size(GTK_WINDOW(found_window), MIN(width, look_width), MIN(height, look_height));
+    fit_window();
 }
 
 /* ---- A chat's settings ---- */
 
 static void open_chat_settings(void)
 {
-    g_action_group_activate_action(quire_chat_view_get_actions(quire_window_get_chat(window)), "settings", NULL);
+    g_action_group_activate_action(
+        quire_chat_view_get_actions(quire_window_get_chat(window)), "settings", NULL);
     wait_window(QUIRE_TYPE_CHAT_SETTINGS_WINDOW);
 }
 
@@ -398,8 +413,7 @@ static void show_chat_settings(void)
 {
     turn_shown("My name is Oda.");
     open_chat_settings();
-    gtk_text_buffer_set_text(
-        gtk_text_view_get_buffer(GTK_TEXT_VIEW(find(found_window, GTK_TYPE_TEXT_VIEW))),
+    gtk_text_buffer_set_text(gtk_text_view_get_buffer(GTK_TEXT_VIEW(find(found_window, GTK_TYPE_TEXT_VIEW))),
         "Answer in one short sentence, as a pirate would.", -1);
 }
 
