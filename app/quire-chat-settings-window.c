@@ -432,7 +432,7 @@ build_presets (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
 
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (row), _ ("Take From"));
   self->preset = ADW_COMBO_ROW (row);
-  quire_combo_row_wrap (self->preset);
+  quire_combo_row_show_whole (self->preset);
   adw_preferences_group_add (group, row);
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (entry), _ ("Name"));
   self->name = GTK_EDITABLE (entry);
@@ -544,7 +544,7 @@ build_sampling (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (combo), _ ("Thinking"));
   adw_combo_row_set_model (ADW_COMBO_ROW (combo), G_LIST_MODEL (model));
   self->thinking = ADW_COMBO_ROW (combo);
-  quire_combo_row_wrap (self->thinking);
+  quire_combo_row_show_whole (self->thinking);
   adw_expander_row_add_row (self->sampling, combo);
 }
 

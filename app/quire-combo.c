@@ -2,17 +2,8 @@
  * selected. */
 #include "app/quire-combo.h"
 
-#define VALUE_CHARS_MAX 24
-
-static GtkWidget *
-label_new (void)
-{
-  GtkWidget *label = gtk_label_new (NULL);
-
-  gtk_label_set_wrap (GTK_LABEL (label), TRUE);
-  gtk_label_set_xalign (GTK_LABEL (label), 0);
-  return label;
-}
+/* Longer values, which are names that somebody gave, are cut. */
+#define VALUE_CHARS_MAX 28
 
 static const char *
 text_of (GtkListItem *item)
@@ -23,11 +14,9 @@ text_of (GtkListItem *item)
 static void
 setup_value_cb (GtkListItemFactory *factory, GtkListItem *item)
 {
-  GtkWidget *label = label_new ();
+  GtkWidget *label = gtk_label_new (NULL);
 
   gtk_label_set_max_width_chars (GTK_LABEL (label), VALUE_CHARS_MAX);
-  gtk_label_set_xalign (GTK_LABEL (label), 1);
-  gtk_label_set_justify (GTK_LABEL (label), GTK_JUSTIFY_RIGHT);
   gtk_widget_set_valign (label, GTK_ALIGN_CENTER);
   gtk_list_item_set_child (item, label);
 }
@@ -35,14 +24,21 @@ setup_value_cb (GtkListItemFactory *factory, GtkListItem *item)
 static void
 bind_value_cb (GtkListItemFactory *factory, GtkListItem *item)
 {
-  gtk_label_set_text (GTK_LABEL (gtk_list_item_get_child (item)), text_of (item));
+  GtkLabel *label = GTK_LABEL (gtk_list_item_get_child (item));
+  const char *text = text_of (item);
+
+  gtk_label_set_ellipsize (label, g_utf8_strlen (text, -1) > VALUE_CHARS_MAX ? PANGO_ELLIPSIZE_END
+                                                                            : PANGO_ELLIPSIZE_NONE);
+  gtk_label_set_text (label, text);
 }
 
 static void
 setup_choice_cb (GtkListItemFactory *factory, GtkListItem *item)
 {
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *label = label_new ();
+  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *label = gtk_label_new (NULL);
 
+  gtk_label_set_xalign (GTK_LABEL (label), 0);
+  gtk_label_set_ellipsize (GTK_LABEL (label), PANGO_ELLIPSIZE_END);
   gtk_label_set_max_width_chars (GTK_LABEL (label), 2 * VALUE_CHARS_MAX);
   gtk_widget_set_hexpand (label, TRUE);
   gtk_box_append (GTK_BOX (box), label);
@@ -78,7 +74,7 @@ unbind_choice_cb (GtkListItemFactory *factory, GtkListItem *item, AdwComboRow *r
 }
 
 void
-quire_combo_row_wrap (AdwComboRow *row)
+quire_combo_row_show_whole (AdwComboRow *row)
 {
   g_autoptr (GtkListItemFactory) values = gtk_signal_list_item_factory_new (),
                                  choices = gtk_signal_list_item_factory_new ();

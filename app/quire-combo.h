@@ -4,7 +4,7 @@
 
 G_BEGIN_DECLS
 
-/* @row: of a GtkStringList. Its value wraps. */
-void quire_combo_row_wrap (AdwComboRow *row);
+/* @row: of a GtkStringList. The title and the subtitle give way to the value. */
+void quire_combo_row_show_whole (AdwComboRow *row);
 
 G_END_DECLS

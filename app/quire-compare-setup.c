@@ -328,7 +328,7 @@ combo_new (const char *title, const char *subtitle, GtkStringList *model)
   AdwComboRow *row = g_object_new (ADW_TYPE_COMBO_ROW, "title", title, "subtitle", subtitle,
                                    "model", model, NULL);
 
-  quire_combo_row_wrap (row);
+  quire_combo_row_show_whole (row);
   g_object_unref (model);
   return row;
 }

@@ -426,7 +426,7 @@ quire_limits_init (QuireLimits *self)
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (self->host_row), _ ("Host memory"));
   adw_action_row_set_subtitle_lines (ADW_ACTION_ROW (self->host_row), 0);
   adw_combo_row_set_model (self->host_row, G_LIST_MODEL (list));
-  quire_combo_row_wrap (self->host_row);
+  quire_combo_row_show_whole (self->host_row);
   g_signal_connect_swapped (self->host_row, "notify::selected", G_CALLBACK (ask), self);
   adw_preferences_group_add (ADW_PREFERENCES_GROUP (self), GTK_WIDGET (self->host_row));
   self->host_spin = spin_new (self, 1, 256);
