@@ -27,8 +27,9 @@ bind_value_cb (GtkListItemFactory *factory, GtkListItem *item)
   GtkLabel *label = GTK_LABEL (gtk_list_item_get_child (item));
   const char *text = text_of (item);
 
-  gtk_label_set_ellipsize (label, g_utf8_strlen (text, -1) > VALUE_CHARS_MAX ? PANGO_ELLIPSIZE_END
-                                                                            : PANGO_ELLIPSIZE_NONE);
+  gtk_label_set_ellipsize (label, g_utf8_strlen (text, -1) > VALUE_CHARS_MAX
+                                      ? PANGO_ELLIPSIZE_END
+                                      : PANGO_ELLIPSIZE_NONE);
   gtk_label_set_text (label, text);
 }
 
