@@ -7,10 +7,12 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-combo.h"
 #include "app/quire-context.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 #include "app/quire-widget.h"
+#include "app/quire-wrap-layout.h"
 
 #define COUNT_DELAY_MS 150
 #define TEXT_HEIGHT_PX 120
@@ -427,15 +429,15 @@ build_presets (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
   AdwPreferencesGroup *group
       = group_new (page, _ ("Preset"), _ ("A system prompt and sampling under a name."));
   GtkWidget *row = adw_combo_row_new (), *entry = adw_entry_row_new ();
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6), *both;
+  GtkWidget *box = quire_wrap_box_new (6, FALSE), *both;
 
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (row), _ ("Take From"));
   self->preset = ADW_COMBO_ROW (row);
+  quire_combo_row_show_whole (self->preset);
   adw_preferences_group_add (group, row);
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (entry), _ ("Name"));
   self->name = GTK_EDITABLE (entry);
   adw_preferences_group_add (group, entry);
-  gtk_box_set_homogeneous (GTK_BOX (box), TRUE);
   self->save = button_new (box, _ ("_Save"), G_CALLBACK (save_clicked_cb), self);
   self->rename = button_new (box, _ ("_Rename"), G_CALLBACK (rename_clicked_cb), self);
   self->remove = button_new (box, _ ("_Delete"), G_CALLBACK (remove_clicked_cb), self);
@@ -535,8 +537,7 @@ build_sampling (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
   self->spins[FREQUENCY] = add_spin (self, _ ("Frequency penalty"), _ ("0: off"), -2, 2, 0.1, 2);
   self->spins[MAX_TOKENS]
       = add_spin (self, _ ("Longest reply"), _ ("In tokens; 0: no limit"), 0, 1048576, 64, 0);
-  adw_preferences_row_set_title (ADW_PREFERENCES_ROW (entry),
-                                 _ ("Seed (empty: a new one for each reply)"));
+  adw_preferences_row_set_title (ADW_PREFERENCES_ROW (entry), _ ("Seed (empty: random)"));
   gtk_text_set_input_purpose (GTK_TEXT (gtk_editable_get_delegate (GTK_EDITABLE (entry))),
                               GTK_INPUT_PURPOSE_DIGITS);
   self->seed = GTK_EDITABLE (entry);
@@ -544,6 +545,7 @@ build_sampling (QuireChatSettingsWindow *self, AdwPreferencesPage *page)
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (combo), _ ("Thinking"));
   adw_combo_row_set_model (ADW_COMBO_ROW (combo), G_LIST_MODEL (model));
   self->thinking = ADW_COMBO_ROW (combo);
+  quire_combo_row_show_whole (self->thinking);
   adw_expander_row_add_row (self->sampling, combo);
 }
 

@@ -18,10 +18,10 @@
 #include "app/quire-empty-page.h"
 #include "app/quire-find-bar.h"
 #include "app/quire-message-row.h"
-#include "app/quire-model-bar.h"
 #include "app/quire-room-window.h"
 #include "app/quire-scroll-layout.h"
 #include "app/quire-settings.h"
+#include "app/quire-toast.h"
 #include "app/quire-widget.h"
 
 #define PUMP_HIDDEN_MS 250
@@ -424,6 +424,7 @@ begin_turn (QuireChatView *self, QuireTurnSettings *settings)
     return FALSE;
   if (quire_model_bar_is_asking (self->model_bar))
     {
+      quire_model_bar_insist (self->model_bar);
       quire_composer_show_hint (self->composer, _ ("Choose above which model goes on"));
       return FALSE;
     }
@@ -831,9 +832,7 @@ transcript_new (QuireChatView *self)
 static void
 refused_cb (QuireChatView *self, const char *why)
 {
-  g_autofree char *escaped = g_markup_escape_text (why, -1);
-
-  quire_chat_view_add_toast (self, adw_toast_new (escaped));
+  quire_chat_view_add_toast (self, quire_toast_new (GTK_WIDGET (self), why));
 }
 
 /* Files may be dropped anywhere on the chat. */
@@ -932,6 +931,12 @@ QuireFindBar *
 quire_chat_view_get_find_bar (QuireChatView *self)
 {
   return self->find_bar;
+}
+
+QuireModelBar *
+quire_chat_view_get_model_bar (QuireChatView *self)
+{
+  return self->model_bar;
 }
 
 gboolean

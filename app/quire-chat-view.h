@@ -5,6 +5,7 @@
 #include "app/quire-composer.h"
 #include "app/quire-conversation.h"
 #include "app/quire-find-bar.h"
+#include "app/quire-model-bar.h"
 
 G_BEGIN_DECLS
 
@@ -20,6 +21,7 @@ GActionGroup *quire_chat_view_get_actions (QuireChatView *self);
 /* Its vertical scrolling, for tests. */
 GtkAdjustment *quire_chat_view_get_adjustment (QuireChatView *self);
 QuireFindBar *quire_chat_view_get_find_bar (QuireChatView *self);
+QuireModelBar *quire_chat_view_get_model_bar (QuireChatView *self);
 /* FALSE when it was closed already. */
 gboolean quire_chat_view_close_find (QuireChatView *self);
 /* What scrolls the messages. Borrowed. */

@@ -1,18 +1,19 @@
-/* quire-chips.c: see quire-chips.h. CSS: chips > flowbox > flowboxchild > box.chip > menubutton, button. */
+/* quire-chips.c: see quire-chips.h. CSS: chips > box.chip > menubutton, button. */
 #include "app/quire-chips.h"
 
 #include <glib/gi18n.h>
 
 #include "app/quire-format.h"
+#include "app/quire-wrap-layout.h"
 
 #define TEXT_WIDTH_PX 320
 #define TEXT_HEIGHT_PX 240
+#define SPACING_PX 6
 
 struct _QuireChips
 {
   GtkWidget parent_instance;
 
-  GtkWidget *box;
   gboolean removable;
   GPtrArray *attachments;
 };
@@ -57,10 +58,12 @@ static void
 remove_clicked_cb (GtkWidget *button, gpointer user_data)
 {
   QuireChips *self = user_data;
-  GtkWidget *child = gtk_widget_get_ancestor (button, GTK_TYPE_FLOW_BOX_CHILD);
+  GtkWidget *chip = gtk_widget_get_parent (button);
+  guint i = 0;
 
-  g_signal_emit (self, removed_signal, 0,
-                 (guint)gtk_flow_box_child_get_index (GTK_FLOW_BOX_CHILD (child)));
+  while ((chip = gtk_widget_get_prev_sibling (chip)) != NULL)
+    i++;
+  g_signal_emit (self, removed_signal, 0, i);
 }
 
 /* "1.2 KiB · 312 tokens" */
@@ -123,7 +126,6 @@ chip_new (QuireChips *self, const QuireAttachment *attachment)
       gtk_box_append (GTK_BOX (chip), remove);
     }
   gtk_widget_add_css_class (chip, "chip");
-  gtk_widget_set_halign (chip, GTK_ALIGN_START);
   return chip;
 }
 
@@ -132,20 +134,16 @@ quire_chips_set (QuireChips *self, GPtrArray *attachments)
 {
   GtkWidget *child;
 
-  while ((child = gtk_widget_get_first_child (self->box)) != NULL)
-    gtk_flow_box_remove (GTK_FLOW_BOX (self->box), child);
+  while ((child = gtk_widget_get_first_child (GTK_WIDGET (self))) != NULL)
+    gtk_widget_unparent (child);
   g_ptr_array_set_size (self->attachments, 0);
   for (guint i = 0; i < attachments->len; i++)
     {
       QuireAttachment *copy = quire_attachment_copy (g_ptr_array_index (attachments, i));
 
       g_ptr_array_add (self->attachments, copy);
-      gtk_flow_box_insert (GTK_FLOW_BOX (self->box), chip_new (self, copy), -1);
+      gtk_widget_set_parent (chip_new (self, copy), GTK_WIDGET (self));
     }
-  /* What holds a chip is no stop of its own for the keyboard. */
-  for (child = gtk_widget_get_first_child (self->box); child != NULL;
-       child = gtk_widget_get_next_sibling (child))
-    gtk_widget_set_focusable (child, FALSE);
   gtk_widget_set_visible (GTK_WIDGET (self), attachments->len > 0);
 }
 
@@ -158,7 +156,10 @@ quire_chips_get_n (QuireChips *self)
 static void
 quire_chips_dispose (GObject *object)
 {
-  g_clear_pointer (&QUIRE_CHIPS (object)->box, gtk_widget_unparent);
+  GtkWidget *child;
+
+  while ((child = gtk_widget_get_first_child (GTK_WIDGET (object))) != NULL)
+    gtk_widget_unparent (child);
   G_OBJECT_CLASS (quire_chips_parent_class)->dispose (object);
 }
 
@@ -176,8 +177,8 @@ quire_chips_class_init (QuireChipsClass *klass)
 
   G_OBJECT_CLASS (klass)->dispose = quire_chips_dispose;
   G_OBJECT_CLASS (klass)->finalize = quire_chips_finalize;
-  gtk_widget_class_set_layout_manager_type (widget_class, GTK_TYPE_BIN_LAYOUT);
   gtk_widget_class_set_css_name (widget_class, "chips");
+  gtk_widget_class_set_accessible_role (widget_class, GTK_ACCESSIBLE_ROLE_GROUP);
   removed_signal = g_signal_new ("removed", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0, NULL,
                                  NULL, NULL, G_TYPE_NONE, 1, G_TYPE_UINT);
 }
@@ -186,13 +187,7 @@ static void
 quire_chips_init (QuireChips *self)
 {
   self->attachments = quire_attachments_new ();
-  self->box = gtk_flow_box_new ();
-  gtk_flow_box_set_selection_mode (GTK_FLOW_BOX (self->box), GTK_SELECTION_NONE);
-  gtk_flow_box_set_max_children_per_line (GTK_FLOW_BOX (self->box), 8);
-  gtk_flow_box_set_column_spacing (GTK_FLOW_BOX (self->box), 6);
-  gtk_flow_box_set_row_spacing (GTK_FLOW_BOX (self->box), 6);
-  gtk_widget_set_parent (self->box, GTK_WIDGET (self));
-  gtk_accessible_update_property (GTK_ACCESSIBLE (self->box), GTK_ACCESSIBLE_PROPERTY_LABEL,
+  gtk_accessible_update_property (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Attached files"), -1);
   gtk_widget_set_visible (GTK_WIDGET (self), FALSE);
 }
@@ -203,5 +198,7 @@ quire_chips_new (gboolean removable)
   QuireChips *self = g_object_new (QUIRE_TYPE_CHIPS, NULL);
 
   self->removable = removable;
+  /* Of a message they stand where its bubble does. */
+  gtk_widget_set_layout_manager (GTK_WIDGET (self), quire_wrap_layout_new (SPACING_PX, !removable));
   return GTK_WIDGET (self);
 }

@@ -9,6 +9,7 @@
 #include "app/quire-compare-pane.h"
 #include "app/quire-compare-table.h"
 #include "app/quire-widget.h"
+#include "app/quire-wrap-layout.h"
 
 struct _QuireCompareResult
 {
@@ -262,7 +263,7 @@ static GtkWidget *
 head_new (QuireCompareResult *self)
 {
   GtkWidget *head = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
-  GtkWidget *buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *buttons = quire_wrap_box_new (6, FALSE);
   g_autoptr (GMenu) menu = g_menu_new ();
 
   self->prompt = label_new ("heading");

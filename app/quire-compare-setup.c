@@ -5,6 +5,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-combo.h"
 #include "app/quire-format.h"
 #include "app/quire-widget.h"
 
@@ -328,6 +329,7 @@ combo_new (const char *title, const char *subtitle, GtkStringList *model)
   AdwComboRow *row = g_object_new (ADW_TYPE_COMBO_ROW, "title", title, "subtitle", subtitle,
                                    "model", model, NULL);
 
+  quire_combo_row_show_whole (row);
   g_object_unref (model);
   return row;
 }
@@ -357,9 +359,8 @@ add_prompt (QuireCompareSetupView *self, GtkWidget *page)
     }
   gtk_string_list_append (kinds, _ ("Another Prompt"));
   self->kinds[self->n_kinds++] = PROMPT_OTHER;
-  if (n_turns > 1)
-    adw_preferences_group_set_description (group, _ ("Recorded replies are the history"));
-  self->kind = combo_new (_ ("Prompt"), NULL, kinds);
+  self->kind = combo_new (_ ("Prompt"), n_turns > 1 ? _ ("Recorded replies are the history") : NULL,
+                          kinds);
   adw_preferences_group_add (group, GTK_WIDGET (self->kind));
 
   self->text = GTK_TEXT_VIEW (gtk_text_view_new ());

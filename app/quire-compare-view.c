@@ -9,6 +9,7 @@
 
 #include "app/quire-export.h"
 #include "app/quire-title.h"
+#include "app/quire-toast.h"
 #include "app/quire-widget.h"
 
 #define HIDDEN_MS 250
@@ -233,7 +234,7 @@ quire_compare_view_save (QuireCompareView *self, GFile *file, gboolean png)
 {
   const QuireComparison *c = quire_compare_view_get_comparison (self);
   g_autoptr (GError) error = NULL;
-  g_autofree char *name = g_file_get_basename (file), *text = NULL, *escaped = NULL;
+  g_autofree char *name = g_file_get_basename (file), *text = NULL;
   gboolean ok;
 
   if (c == NULL)
@@ -249,8 +250,7 @@ quire_compare_view_save (QuireCompareView *self, GFile *file, gboolean png)
     }
   text = ok ? g_strdup_printf (_ ("Saved as “%s”"), name)
             : g_strdup_printf (_ ("Could not save: %s"), error->message);
-  escaped = g_markup_escape_text (text, -1);
-  quire_compare_view_add_toast (self, adw_toast_new (escaped));
+  quire_compare_view_add_toast (self, quire_toast_new (GTK_WIDGET (self), text));
 }
 
 static void

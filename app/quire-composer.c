@@ -37,7 +37,7 @@ struct _QuireComposer
   QuireChips *chips;
   GCancellable *reading; /* of files; as long as the composer lives */
   GtkLabel *model_label;
-  GtkWidget *cache_button;
+  GtkWidget *model_button, *cache_button;
   GtkLabel *cache_label;
   GtkLabel *hint;   /* what cannot be done now */
   GtkLabel *tokens; /* of the draft */
@@ -160,8 +160,6 @@ update_tokens (QuireComposer *self)
     }
   gtk_label_set_text (self->tokens, text != NULL ? text : "");
   gtk_widget_set_tooltip_text (GTK_WIDGET (self->tokens), tooltip);
-  if (self->hint_id == 0)
-    gtk_label_set_text (self->hint, "");
   update_ring (self);
 }
 
@@ -211,12 +209,28 @@ update_placeholder (QuireComposer *self)
 
 /* ---- Hints ---- */
 
+/* Where the line has no room for it, the two buttons give theirs until it has gone. */
+static void
+set_hint (QuireComposer *self, const char *hint)
+{
+  int natural;
+  gboolean tight;
+
+  gtk_label_set_text (self->hint, hint);
+  gtk_widget_measure (GTK_WIDGET (self->hint), GTK_ORIENTATION_HORIZONTAL, -1, NULL, &natural, NULL,
+                      NULL);
+  tight = hint[0] != '\0' && natural > gtk_widget_get_width (GTK_WIDGET (self->hint));
+  gtk_widget_set_visible (self->model_button, !tight);
+  gtk_widget_set_visible (self->cache_button, !tight);
+}
+
 static gboolean
 hint_over_cb (gpointer user_data)
 {
   QuireComposer *self = user_data;
 
   self->hint_id = 0;
+  set_hint (self, "");
   update_tokens (self);
   return G_SOURCE_REMOVE;
 }
@@ -225,7 +239,7 @@ void
 quire_composer_show_hint (QuireComposer *self, const char *hint)
 {
   g_clear_handle_id (&self->hint_id, g_source_remove);
-  gtk_label_set_text (self->hint, hint);
+  set_hint (self, hint);
   self->hint_id = g_timeout_add (HINT_MS, hint_over_cb, self);
 }
 
@@ -234,6 +248,7 @@ static void
 drop_hint (QuireComposer *self)
 {
   g_clear_handle_id (&self->hint_id, g_source_remove);
+  set_hint (self, "");
   update_tokens (self);
 }
 
@@ -726,7 +741,7 @@ model_button_new (QuireComposer *self)
   /* A menu button's own label does not ellipsise. */
   self->model_label = GTK_LABEL (label);
   gtk_label_set_ellipsize (self->model_label, PANGO_ELLIPSIZE_END);
-  gtk_label_set_width_chars (self->model_label, 6);
+  gtk_label_set_width_chars (self->model_label, 5);
   gtk_label_set_max_width_chars (self->model_label, 24);
   gtk_label_set_xalign (self->model_label, 0);
   gtk_box_append (GTK_BOX (box), label);
@@ -822,11 +837,15 @@ build (QuireComposer *self)
                                   _ ("Attach text files"), -1);
   gtk_actionable_set_action_name (GTK_ACTIONABLE (attach), "chat.attach");
   gtk_box_append (GTK_BOX (bottom), attach);
-  gtk_box_append (GTK_BOX (bottom), model_button_new (self));
+  self->model_button = model_button_new (self);
+  gtk_box_append (GTK_BOX (bottom), self->model_button);
   gtk_box_append (GTK_BOX (bottom), cache_button_new (self));
   /* A status: what it says is read out. */
   self->hint = caption_new (GTK_ACCESSIBLE_ROLE_STATUS);
   gtk_label_set_ellipsize (self->hint, PANGO_ELLIPSIZE_END);
+  gtk_label_set_wrap (self->hint, TRUE);
+  gtk_label_set_natural_wrap_mode (self->hint, GTK_NATURAL_WRAP_NONE);
+  gtk_label_set_lines (self->hint, 2);
   gtk_label_set_xalign (self->hint, 0);
   gtk_widget_set_hexpand (GTK_WIDGET (self->hint), TRUE);
   gtk_box_append (GTK_BOX (bottom), GTK_WIDGET (self->hint));

@@ -10,9 +10,11 @@
 #include "app/quire-flatpak-gpu.h"
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
+#include "app/quire-split-box.h"
 #include "app/quire-versions.h"
 #include "app/quire-widget.h"
 #include "app/quire-words.h"
+#include "app/quire-wrap-layout.h"
 
 #define LOADING_AFTER_MS 400
 
@@ -22,19 +24,20 @@ struct _QuireEngineBar
 
   QuireEngineClient *client;
   GtkWidget *info_bar;
-  GtkWidget *row; /* the text and the buttons; a column when narrow */
   GtkLabel *label;
   GtkWidget *progress;
   GtkWidget *first, *second; /* buttons */
   char *error;
   guint loading_id;
   gboolean loading_long;
-  gboolean narrow;
-  gboolean note;            /* what is shown is the CPU note */
   gboolean offer, declined; /* what is shown is the way back to the GPU; it was closed */
+  QuireUrgency urgency;     /* of what there is to say */
+  gboolean yields;          /* another bar is more urgent */
 };
 
 G_DEFINE_FINAL_TYPE (QuireEngineBar, quire_engine_bar, GTK_TYPE_WIDGET)
+
+static guint urgency_signal;
 
 static void
 set_button (GtkWidget *button, const char *label, const char *action)
@@ -45,30 +48,56 @@ set_button (GtkWidget *button, const char *label, const char *action)
     gtk_button_set_label (GTK_BUTTON (button), label);
 }
 
-/* Two buttons beside it would leave a narrow window's text no room. */
 static void
-update_row (QuireEngineBar *self)
+reveal (QuireEngineBar *self)
 {
-  gboolean column = self->narrow && gtk_widget_get_visible (self->second);
+  gboolean shown = self->urgency != QUIRE_URGENCY_NONE && !self->yields;
 
-  gtk_orientable_set_orientation (GTK_ORIENTABLE (self->row),
-                                  column ? GTK_ORIENTATION_VERTICAL : GTK_ORIENTATION_HORIZONTAL);
+  if (shown)
+    gtk_widget_set_visible (self->info_bar, TRUE);
+  gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), shown);
 }
 
 static void
-show (QuireEngineBar *self, GtkMessageType type, const char *text, const char *first,
+set_urgency (QuireEngineBar *self, QuireUrgency urgency)
+{
+  gboolean changed = urgency != self->urgency;
+
+  self->urgency = urgency;
+  reveal (self);
+  if (changed)
+    g_signal_emit (self, urgency_signal, 0);
+}
+
+QuireUrgency
+quire_engine_bar_get_urgency (QuireEngineBar *self)
+{
+  return self->urgency;
+}
+
+void
+quire_engine_bar_set_yields (QuireEngineBar *self, gboolean yields)
+{
+  self->yields = yields;
+  reveal (self);
+}
+
+static void
+show (QuireEngineBar *self, QuireUrgency urgency, const char *text, const char *first,
       const char *first_action, const char *second, const char *second_action)
 {
+  GtkMessageType type = urgency == QUIRE_URGENCY_ERROR      ? GTK_MESSAGE_ERROR
+                        : urgency == QUIRE_URGENCY_PROGRESS ? GTK_MESSAGE_INFO
+                                                            : GTK_MESSAGE_OTHER;
+
   gtk_info_bar_set_message_type (GTK_INFO_BAR (self->info_bar), type);
   gtk_label_set_text (self->label, text);
   set_button (self->first, first, first_action);
   set_button (self->second, second, second_action);
-  update_row (self);
   gtk_widget_set_visible (self->progress, FALSE);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), FALSE);
-  self->note = self->offer = FALSE;
-  gtk_widget_set_visible (self->info_bar, TRUE);
-  gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), TRUE);
+  self->offer = FALSE;
+  set_urgency (self, urgency);
 }
 
 static void update (QuireEngineBar *self);
@@ -102,7 +131,7 @@ show_loading (QuireEngineBar *self, const qe_engine_status *status)
   else
     text = g_strdup_printf (_ ("Loading %s…"), name);
 
-  show (self, GTK_MESSAGE_INFO, text, _ ("Cancel"), "win.cancel-load", NULL, NULL);
+  show (self, QUIRE_URGENCY_PROGRESS, text, _ ("Cancel"), "win.cancel-load", NULL, NULL);
   gtk_widget_set_visible (self->progress, status->load_total_bytes > 0);
   if (status->load_total_bytes > 0)
     gtk_progress_bar_set_fraction (GTK_PROGRESS_BAR (self->progress),
@@ -128,9 +157,8 @@ show_cpu_note (QuireEngineBar *self, const char *reason)
   g_autofree char *text = g_strdup_printf (_ ("Running on the CPU: %s"),
                                            quire_words (quire_flatpak_gpu_reason (reason)));
 
-  show (self, GTK_MESSAGE_OTHER, text, _ ("Why?"), "win.why-gpu", NULL, NULL);
+  show (self, QUIRE_URGENCY_NOTE, text, _ ("Why?"), "win.why-gpu", NULL, NULL);
   gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), TRUE);
-  self->note = TRUE;
 }
 
 /* Lost, or not to be had again: the engine's words say which. */
@@ -140,14 +168,14 @@ show_lost (QuireEngineBar *self, const qe_engine_status *status)
   gboolean memory = g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY);
 
   if (quire_engine_client_needs_restart (self->client))
-    show (self, GTK_MESSAGE_ERROR,
+    show (self, QUIRE_URGENCY_ERROR,
           _ ("The GPU comes back when Quire is started again. All chats stay."),
           _ ("Restart Quire"), "app.restart", _ ("Reload Model"), "win.recover");
   else if (status->error == NULL || g_error_matches (status->error, QE_ERROR, QE_ERROR_DEVICE_LOST))
-    show (self, GTK_MESSAGE_ERROR, _ ("The GPU was lost. The conversations are safe."),
+    show (self, QUIRE_URGENCY_ERROR, _ ("The GPU was lost. The conversations are safe."),
           _ ("Reload Model"), "win.recover", NULL, NULL);
   else
-    show (self, GTK_MESSAGE_ERROR, quire_words (status->error->message), _ ("Reload Model"),
+    show (self, QUIRE_URGENCY_ERROR, quire_words (status->error->message), _ ("Reload Model"),
           "win.recover", memory ? _ ("Limits…") : NULL, memory ? "app.limits::gpu" : NULL);
 }
 
@@ -155,7 +183,7 @@ show_lost (QuireEngineBar *self, const qe_engine_status *status)
 static void
 show_cpu_after_loss (QuireEngineBar *self)
 {
-  show (self, GTK_MESSAGE_WARNING,
+  show (self, QUIRE_URGENCY_OFFER,
         _ ("The GPU was lost, and the model runs on the CPU. The GPU comes back when Quire is "
            "started again; all chats stay."),
         _ ("Restart Quire"), "app.restart", NULL, NULL);
@@ -173,7 +201,7 @@ show_released (QuireEngineBar *self, const qe_engine_status *status)
   g_autofree char *text = g_strdup_printf (_ ("%s is not loaded. %s It comes back when you send."),
                                            name, why != NULL ? why : "");
 
-  show (self, GTK_MESSAGE_OTHER, text, _ ("Load"), "win.recover", NULL, NULL);
+  show (self, QUIRE_URGENCY_OFFER, text, _ ("Load"), "win.recover", NULL, NULL);
 }
 
 static void
@@ -197,7 +225,7 @@ update (QuireEngineBar *self)
   else if (status->state == QE_ENGINE_RELEASED)
     show_released (self, status);
   else if (status->state == QE_ENGINE_FAILED && status->error != NULL)
-    show (self, GTK_MESSAGE_ERROR, quire_words (status->error->message), _ ("Choose Model…"),
+    show (self, QUIRE_URGENCY_ERROR, quire_words (status->error->message), _ ("Choose Model…"),
           "win.choose-model",
           g_error_matches (status->error, QE_ERROR, QE_ERROR_NO_MEMORY) ? _ ("Limits…")
                                                                         : _ ("Try Again"),
@@ -205,7 +233,7 @@ update (QuireEngineBar *self)
                                                                         : "win.reload");
   else if (self->error != NULL)
     {
-      show (self, GTK_MESSAGE_ERROR, self->error, _ ("Choose Model…"), "win.choose-model", NULL,
+      show (self, QUIRE_URGENCY_ERROR, self->error, _ ("Choose Model…"), "win.choose-model", NULL,
             NULL);
       gtk_info_bar_set_show_close_button (GTK_INFO_BAR (self->info_bar), TRUE);
     }
@@ -214,7 +242,7 @@ update (QuireEngineBar *self)
   else if (status->state == QE_ENGINE_LOADING && self->loading_id == 0)
     self->loading_id = g_timeout_add (LOADING_AFTER_MS, loading_long_cb, self);
   else if (status->state == QE_ENGINE_EMPTY)
-    show (self, GTK_MESSAGE_OTHER, _ ("No model is loaded."), _ ("Choose Model…"),
+    show (self, QUIRE_URGENCY_OFFER, _ ("No model is loaded."), _ ("Choose Model…"),
           "win.choose-model", NULL, NULL);
   else if (status->state == QE_ENGINE_READY && !self->declined
            && quire_engine_client_needs_restart (self->client))
@@ -222,7 +250,7 @@ update (QuireEngineBar *self)
   else if ((reason = cpu_reason (self, status)) != NULL)
     show_cpu_note (self, reason);
   else
-    gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), FALSE);
+    set_urgency (self, QUIRE_URGENCY_NONE);
 }
 
 static void
@@ -232,7 +260,7 @@ response_cb (QuireEngineBar *self, int response)
     return;
   if (self->offer)
     self->declined = TRUE;
-  else if (self->note)
+  else if (self->urgency == QUIRE_URGENCY_NOTE)
     g_settings_set_boolean (quire_settings_get_default (), "cpu-note-closed", TRUE);
   else
     g_clear_pointer (&self->error, g_free);
@@ -249,21 +277,13 @@ quire_engine_bar_set_error (QuireEngineBar *self, const char *text)
   update (self);
 }
 
-void
-quire_engine_bar_set_narrow (QuireEngineBar *self, gboolean narrow)
-{
-  self->narrow = narrow;
-  update_row (self);
-}
-
 /* The GPU tier's reason comes with the first snapshot of a model, not with the status. */
 static void
 snapshot_changed_cb (QuireEngineBar *self)
 {
   const qe_engine_status *status = quire_engine_client_get_status (self->client);
 
-  if (!gtk_info_bar_get_revealed (GTK_INFO_BAR (self->info_bar))
-      && cpu_reason (self, status) != NULL)
+  if (self->urgency == QUIRE_URGENCY_NONE && cpu_reason (self, status) != NULL)
     update (self);
 }
 
@@ -295,6 +315,8 @@ quire_engine_bar_class_init (QuireEngineBarClass *klass)
   G_OBJECT_CLASS (klass)->dispose = quire_engine_bar_dispose;
   gtk_widget_class_set_layout_manager_type (GTK_WIDGET_CLASS (klass), GTK_TYPE_BIN_LAYOUT);
   gtk_widget_class_set_accessible_role (GTK_WIDGET_CLASS (klass), GTK_ACCESSIBLE_ROLE_STATUS);
+  urgency_signal = g_signal_new ("urgency-changed", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0,
+                                 NULL, NULL, NULL, G_TYPE_NONE, 0);
 }
 
 static void
@@ -303,7 +325,7 @@ quire_engine_bar_init (QuireEngineBar *self)
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
   GtkWidget *label = gtk_label_new (NULL);
   g_autoptr (PangoAttrList) attributes = pango_attr_list_new ();
-  GtkWidget *buttons;
+  GtkWidget *buttons, *row;
 
   self->info_bar = gtk_info_bar_new ();
   gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), FALSE);
@@ -324,19 +346,14 @@ quire_engine_bar_init (QuireEngineBar *self)
   gtk_box_append (GTK_BOX (box), self->progress);
   gtk_widget_set_valign (box, GTK_ALIGN_CENTER);
   gtk_widget_set_margin_start (box, 6);
-  gtk_widget_set_hexpand (box, TRUE);
-  self->row = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
-  gtk_box_append (GTK_BOX (self->row), box);
-
-  buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  buttons = quire_wrap_box_new (6, TRUE);
   self->second = gtk_button_new ();
   self->first = gtk_button_new ();
   gtk_box_append (GTK_BOX (buttons), self->second);
   gtk_box_append (GTK_BOX (buttons), self->first);
-  gtk_widget_set_halign (buttons, GTK_ALIGN_END);
   gtk_widget_set_valign (buttons, GTK_ALIGN_CENTER);
-  gtk_box_append (GTK_BOX (self->row), buttons);
-  gtk_widget_set_hexpand (self->row, TRUE);
-  gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), self->row);
+  row = quire_split_box_new (box, buttons);
+  gtk_widget_set_hexpand (row, TRUE);
+  gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), row);
   g_signal_connect_swapped (self->info_bar, "response", G_CALLBACK (response_cb), self);
 }

@@ -5,7 +5,7 @@
 #include "app/quire-figures.h"
 
 /* The first figure alone is cut below that. */
-#define FIGURE_PX_MIN 96
+#define FIGURE_PX_MIN 336
 
 struct _QuireFigures
 {
@@ -54,6 +54,18 @@ const char *const *
 quire_figures_get (QuireFigures *self)
 {
   return (const char *const *)self->figures;
+}
+
+int
+quire_figures_get_fitting_width (QuireFigures *self, int width)
+{
+  return width_of (self, quire_figures_count_fitting (self, width));
+}
+
+gboolean
+quire_figures_is_cut (QuireFigures *self)
+{
+  return width_of (self, 1) > gtk_widget_get_width (GTK_WIDGET (self));
 }
 
 void

@@ -14,5 +14,9 @@ void quire_figures_set (QuireFigures *self, const char *const *figures);
 const char *const *quire_figures_get (QuireFigures *self);
 /* The figures that fit @width. For tests. */
 guint quire_figures_count_fitting (QuireFigures *self, int width);
+/* The width that those take. */
+int quire_figures_get_fitting_width (QuireFigures *self, int width);
+/* There is not even room for the first. For tests. */
+gboolean quire_figures_is_cut (QuireFigures *self);
 
 G_END_DECLS

@@ -334,7 +334,7 @@ quire_find_bar_init (QuireFindBar *self)
   GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
 
   self->entry = gtk_search_entry_new ();
-  gtk_editable_set_width_chars (GTK_EDITABLE (self->entry), 8);
+  gtk_editable_set_width_chars (GTK_EDITABLE (self->entry), 5);
   gtk_widget_set_hexpand (self->entry, TRUE);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->entry), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Find in this chat"), -1);

@@ -5,7 +5,8 @@
  *   600-679              docked                        overlay
  *   680-999              docked, overlay while the     docked
  *                        panel is open
- *   from 1000            docked                        docked */
+ *   from 1000            docked                        docked
+ * While a comparison is in front, whose panes stand beside each other, the last line begins at 1400. */
 #include "app/quire-layout.h"
 
 enum
@@ -13,6 +14,7 @@ enum
   WIDTH_SIDEBAR_MIN = 600,
   WIDTH_PANEL_MIN = 680,
   WIDTH_BOTH_MIN = 1000,
+  WIDTH_BOTH_MIN_PANES = 1400,
 };
 
 static double
@@ -22,14 +24,15 @@ scaled (int width, double text_scale)
 }
 
 QuireLayout
-quire_layout_for_width (int width, double text_scale, gboolean panel_open)
+quire_layout_for_width (int width, double text_scale, gboolean panel_open, gboolean panes)
 {
+  int both_min = panes ? WIDTH_BOTH_MIN_PANES : WIDTH_BOTH_MIN;
   double w = scaled (width, text_scale);
   QuireLayout layout = { FALSE, FALSE };
 
   layout.panel_docked = w >= WIDTH_PANEL_MIN;
   layout.sidebar_docked
-      = w >= WIDTH_BOTH_MIN || (w >= WIDTH_SIDEBAR_MIN && !(panel_open && layout.panel_docked));
+      = w >= both_min || (w >= WIDTH_SIDEBAR_MIN && !(panel_open && layout.panel_docked));
   return layout;
 }
 

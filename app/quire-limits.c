@@ -7,6 +7,7 @@
 #include <glib/gi18n.h>
 
 #include "app/quire-application.h"
+#include "app/quire-combo.h"
 #include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
@@ -28,7 +29,7 @@ struct _QuireLimits
 
   QuireEngineClient *client;
   GSettings *settings;
-  AdwActionRow *cache_row, *host_mib_row, *disk_row, *effect_row;
+  AdwActionRow *cache_row, *host_mib_row, *disk_row, *disk_mib_row, *effect_row;
   AdwComboRow *host_row;
   GtkSpinButton *cache_spin, *host_spin, *disk_spin;
   GtkSwitch *disk_switch;
@@ -184,8 +185,8 @@ update (QuireLimits *self)
 
   gtk_widget_set_visible (GTK_WIDGET (self->host_mib_row),
                           adw_combo_row_get_selected (self->host_row) == HOST_SIZE);
-  gtk_widget_set_sensitive (GTK_WIDGET (self->disk_spin),
-                            gtk_switch_get_active (self->disk_switch));
+  gtk_widget_set_visible (GTK_WIDGET (self->disk_mib_row),
+                          gtk_switch_get_active (self->disk_switch));
   if (plan != NULL)
     show_tiers (self, plan);
   if (bad)
@@ -398,14 +399,11 @@ quire_limits_class_init (QuireLimitsClass *klass)
 static void
 build_disk (QuireLimits *self)
 {
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 12);
-
   self->disk_switch = GTK_SWITCH (gtk_switch_new ());
   self->disk_spin = spin_new (self, 1, 1024);
   gtk_widget_set_valign (GTK_WIDGET (self->disk_switch), GTK_ALIGN_CENTER);
-  gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->disk_switch));
-  gtk_box_append (GTK_BOX (box), GTK_WIDGET (self->disk_spin));
-  self->disk_row = row_new (self, _ ("Disk"), box);
+  self->disk_row = row_new (self, _ ("Disk"), GTK_WIDGET (self->disk_switch));
+  self->disk_mib_row = row_new (self, _ ("Size"), GTK_WIDGET (self->disk_spin));
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->disk_switch), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Keep pages on disk"), -1);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->disk_spin), GTK_ACCESSIBLE_PROPERTY_LABEL,
@@ -430,6 +428,7 @@ quire_limits_init (QuireLimits *self)
   adw_preferences_row_set_title (ADW_PREFERENCES_ROW (self->host_row), _ ("Host memory"));
   adw_action_row_set_subtitle_lines (ADW_ACTION_ROW (self->host_row), 0);
   adw_combo_row_set_model (self->host_row, G_LIST_MODEL (list));
+  quire_combo_row_show_whole (self->host_row);
   g_signal_connect_swapped (self->host_row, "notify::selected", G_CALLBACK (ask), self);
   adw_preferences_group_add (ADW_PREFERENCES_GROUP (self), GTK_WIDGET (self->host_row));
   self->host_spin = spin_new (self, 1, 256);

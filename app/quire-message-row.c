@@ -219,7 +219,6 @@ build_user (QuireMessageRow *self)
       GtkWidget *chips = quire_chips_new (FALSE);
 
       quire_chips_set (QUIRE_CHIPS (chips), files);
-      gtk_widget_set_halign (chips, GTK_ALIGN_END);
       gtk_box_append (GTK_BOX (self), chips);
     }
   if (n_bytes > LABEL_BYTES_MAX)

@@ -9,7 +9,9 @@
 #include "app/quire-format.h"
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
+#include "app/quire-split-box.h"
 #include "app/quire-widget.h"
+#include "app/quire-wrap-layout.h"
 
 struct _QuireModelBar
 {
@@ -20,12 +22,19 @@ struct _QuireModelBar
   GtkLabel *label;
   GtkWidget *load, *go_on;
   char *accepted; /* the folder of the model that the user goes on with */
-  gboolean asking;
+  gboolean asking, insists;
+  gboolean yields; /* another bar is more urgent */
 };
 
 G_DEFINE_FINAL_TYPE (QuireModelBar, quire_model_bar, GTK_TYPE_WIDGET)
 
-static guint chosen_signal;
+enum
+{
+  CHOSEN,
+  URGENCY_CHANGED,
+  N_SIGNALS
+};
+static guint signals[N_SIGNALS];
 
 static const QuireStoredChat *
 stored (QuireModelBar *self)
@@ -76,6 +85,15 @@ show (QuireModelBar *self, const qe_model_info *model)
 }
 
 static void
+reveal (QuireModelBar *self)
+{
+  gboolean shown = self->asking && !self->yields;
+
+  gtk_widget_set_visible (GTK_WIDGET (self), shown);
+  gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), shown);
+}
+
+static void
 update (QuireModelBar *self)
 {
   const qe_engine_status *status
@@ -86,8 +104,32 @@ update (QuireModelBar *self)
                  && !quire_conversation_is_running (self->conversation);
   if (self->asking)
     show (self, model);
-  gtk_widget_set_visible (GTK_WIDGET (self), self->asking);
-  gtk_info_bar_set_revealed (GTK_INFO_BAR (self->info_bar), self->asking);
+  else
+    self->insists = FALSE;
+  reveal (self);
+  g_signal_emit (self, signals[URGENCY_CHANGED], 0);
+}
+
+QuireUrgency
+quire_model_bar_get_urgency (QuireModelBar *self)
+{
+  return !self->asking   ? QUIRE_URGENCY_NONE
+         : self->insists ? QUIRE_URGENCY_ASKED
+                         : QUIRE_URGENCY_QUESTION;
+}
+
+void
+quire_model_bar_set_yields (QuireModelBar *self, gboolean yields)
+{
+  self->yields = yields;
+  reveal (self);
+}
+
+void
+quire_model_bar_insist (QuireModelBar *self)
+{
+  self->insists = self->asking;
+  g_signal_emit (self, signals[URGENCY_CHANGED], 0);
 }
 
 gboolean
@@ -113,14 +155,14 @@ quire_model_bar_continue (QuireModelBar *self)
   g_free (self->accepted);
   self->accepted = g_strdup (status->model->dir);
   update (self);
-  g_signal_emit (self, chosen_signal, 0);
+  g_signal_emit (self, signals[CHOSEN], 0);
 }
 
 static void
 load_clicked_cb (QuireModelBar *self)
 {
   gtk_widget_activate_action (GTK_WIDGET (self), "win.load-model", "s", stored (self)->model_dir);
-  g_signal_emit (self, chosen_signal, 0);
+  g_signal_emit (self, signals[CHOSEN], 0);
 }
 
 static void
@@ -137,18 +179,21 @@ quire_model_bar_dispose (GObject *object)
 static void
 quire_model_bar_class_init (QuireModelBarClass *klass)
 {
+  static const char *const names[N_SIGNALS] = { "chosen", "urgency-changed" };
+
   G_OBJECT_CLASS (klass)->dispose = quire_model_bar_dispose;
   gtk_widget_class_set_layout_manager_type (GTK_WIDGET_CLASS (klass), GTK_TYPE_BIN_LAYOUT);
   gtk_widget_class_set_accessible_role (GTK_WIDGET_CLASS (klass), GTK_ACCESSIBLE_ROLE_STATUS);
-  chosen_signal = g_signal_new ("chosen", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0, NULL,
-                                NULL, NULL, G_TYPE_NONE, 0);
+  for (int i = 0; i < N_SIGNALS; i++)
+    signals[i] = g_signal_new (names[i], G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST, 0, NULL,
+                               NULL, NULL, G_TYPE_NONE, 0);
 }
 
 static void
 quire_model_bar_init (QuireModelBar *self)
 {
-  GtkWidget *box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
-  GtkWidget *buttons = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 6);
+  GtkWidget *box;
+  GtkWidget *buttons = quire_wrap_box_new (6, TRUE);
   GtkWidget *label = gtk_label_new (NULL);
 
   self->info_bar = gtk_info_bar_new ();
@@ -166,9 +211,8 @@ quire_model_bar_init (QuireModelBar *self)
   g_signal_connect_swapped (self->go_on, "clicked", G_CALLBACK (quire_model_bar_continue), self);
   gtk_box_append (GTK_BOX (buttons), self->load);
   gtk_box_append (GTK_BOX (buttons), self->go_on);
-  gtk_widget_set_halign (buttons, GTK_ALIGN_END);
-  gtk_box_append (GTK_BOX (box), label);
-  gtk_box_append (GTK_BOX (box), buttons);
+  gtk_widget_set_valign (buttons, GTK_ALIGN_CENTER);
+  box = quire_split_box_new (label, buttons);
   gtk_widget_set_hexpand (box, TRUE);
   gtk_info_bar_add_child (GTK_INFO_BAR (self->info_bar), box);
 }

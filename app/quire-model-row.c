@@ -319,14 +319,17 @@ set_icon (QuireModelRow *self, RowState state)
   gboolean bad = state == STATE_BAD || state == STATE_FAILED;
   gboolean error = bad && (state == STATE_FAILED || facts->verdict == QUIRE_MODEL_BROKEN);
 
-  gtk_widget_set_visible (self->icon, bad);
-  gtk_image_set_from_icon_name (GTK_IMAGE (self->icon),
-                                error ? "dialog-error-symbolic" : "dialog-warning-symbolic");
+  /* All rows have one, so that their names stand below each other. */
+  gtk_widget_set_visible (self->icon, state != STATE_SCANNING);
+  gtk_image_set_from_icon_name (GTK_IMAGE (self->icon), error ? "dialog-error-symbolic"
+                                                        : bad ? "dialog-warning-symbolic"
+                                                              : "folder-symbolic");
   gtk_widget_remove_css_class (self->icon, "error");
   gtk_widget_remove_css_class (self->icon, "warning");
-  gtk_widget_add_css_class (self->icon, error ? "error" : "warning");
+  if (bad)
+    gtk_widget_add_css_class (self->icon, error ? "error" : "warning");
   gtk_accessible_update_property (GTK_ACCESSIBLE (self->icon), GTK_ACCESSIBLE_PROPERTY_LABEL,
-                                  _ ("Cannot be loaded"), -1);
+                                  bad ? _ ("Cannot be loaded") : "", -1);
 }
 
 static void
@@ -419,6 +422,8 @@ quire_model_row_class_init (QuireModelRowClass *klass)
 static void
 quire_model_row_init (QuireModelRow *self)
 {
+  GtkWidget *prefix = gtk_box_new (GTK_ORIENTATION_HORIZONTAL, 0);
+
   self->facts = g_ptr_array_new ();
   self->icon = gtk_image_new ();
   self->spinner = gtk_spinner_new ();
@@ -433,8 +438,10 @@ quire_model_row_init (QuireModelRow *self)
   g_signal_connect_swapped (self->button, "clicked", G_CALLBACK (button_clicked_cb), self);
   adw_preferences_row_set_use_markup (ADW_PREFERENCES_ROW (self), FALSE);
   gtk_widget_add_css_class (GTK_WIDGET (self), "quire-model");
-  adw_expander_row_add_prefix (ADW_EXPANDER_ROW (self), self->icon);
-  adw_expander_row_add_prefix (ADW_EXPANDER_ROW (self), self->spinner);
+  /* One at a time, in one place. */
+  gtk_box_append (GTK_BOX (prefix), self->icon);
+  gtk_box_append (GTK_BOX (prefix), self->spinner);
+  adw_expander_row_add_prefix (ADW_EXPANDER_ROW (self), prefix);
   adw_expander_row_add_action (ADW_EXPANDER_ROW (self), self->button);
   adw_expander_row_add_action (ADW_EXPANDER_ROW (self), self->ask);
   adw_expander_row_add_action (ADW_EXPANDER_ROW (self), self->progress);

@@ -8,6 +8,7 @@
 
 #include "app/quire-model-row.h"
 #include "app/quire-settings.h"
+#include "app/quire-toast.h"
 #include "app/quire-widget.h"
 #include "app/quire-window.h"
 
@@ -138,15 +139,13 @@ added_cb (QuireModelsWindow *self, guint n, const char *folder)
   g_autofree char *base = g_path_get_basename (folder);
   g_autofree char *name = g_filename_display_name (base);
   g_autofree char *text = NULL;
-  g_autofree char *escaped = NULL;
 
   if (n == 1)
     return; /* its row says it all */
   text = n == 0 ? g_strdup_printf (_ ("“%s” holds no model: no config.json and no GGUF file"), name)
                 : g_strdup_printf (
                     ngettext ("%u model found in “%s”", "%u models found in “%s”", n), n, name);
-  escaped = g_markup_escape_text (text, -1);
-  adw_toast_overlay_add_toast (self->toasts, adw_toast_new (escaped));
+  adw_toast_overlay_add_toast (self->toasts, quire_toast_new (GTK_WIDGET (self), text));
 }
 
 static void
@@ -224,11 +223,13 @@ static GtkWidget *
 header_new (QuireModelsWindow *self)
 {
   GtkWidget *header = adw_header_bar_new ();
-  GtkWidget *add = quire_mnemonic_button_new (_ ("_Add Folder…"));
+  GtkWidget *add = gtk_button_new_from_icon_name ("list-add-symbolic");
 
+  gtk_widget_set_tooltip_text (add, _ ("Add Model Folders"));
+  quire_widget_set_label (add, _ ("Add Model Folders"));
   g_signal_connect_swapped (add, "clicked", G_CALLBACK (add_clicked_cb), self);
   adw_header_bar_pack_start (ADW_HEADER_BAR (header), add);
-  self->release = quire_mnemonic_button_new (_ ("_Release Memory Now"));
+  self->release = quire_mnemonic_button_new (_ ("_Release Memory"));
   gtk_widget_set_tooltip_text (
       self->release,
       _ ("Gives the model’s memory back now. Pages go to host memory where there is room for them; "

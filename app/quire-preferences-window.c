@@ -6,6 +6,7 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-combo.h"
 #include "app/quire-engine-client.h"
 #include "app/quire-format.h"
 #include "app/quire-limits.h"
@@ -462,6 +463,11 @@ quire_preferences_window_init (QuirePreferencesWindow *self)
   g_autofree char *seed = g_settings_get_string (settings, "seed");
 
   gtk_widget_init_template (GTK_WIDGET (self));
+  quire_combo_row_show_whole (self->path_row);
+  quire_combo_row_show_whole (self->unload_row);
+  quire_combo_row_show_whole (self->mode_row);
+  quire_combo_row_show_whole (self->processor_row);
+  quire_combo_row_show_whole (self->thinking_row);
 #ifdef QUIRE_HAVE_SERVER
   adw_preferences_page_add (self->main_page, g_object_new (QUIRE_TYPE_SERVER_GROUP, NULL));
 #endif

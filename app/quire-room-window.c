@@ -230,7 +230,7 @@ fill (QuireRoomWindow *self)
                     G_CALLBACK (summary_clicked_cb), &self->summary_row);
   self->spinner = gtk_spinner_new ();
   gtk_widget_set_visible (self->spinner, FALSE);
-  adw_action_row_add_prefix (self->summary_row, self->spinner);
+  adw_action_row_add_suffix (self->summary_row, self->spinner);
   drop_title
       = room->drop.n_turns > 0
             ? g_strdup_printf (ngettext ("Leave Out the Oldest Turn",

@@ -11,6 +11,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-popover.h"
 #include "app/quire-sidebar-entry.h"
 #include "app/quire-sidebar-row.h"
 #include "app/quire-widget.h"
@@ -276,8 +277,7 @@ popover_closed_cb (QuireSidebar *self, GtkWidget *popover)
   /* The keyboard is where it was. */
   if (before != NULL && gtk_widget_get_mapped (before))
     gtk_widget_grab_focus (before);
-  /* Its action runs after this signal, and needs the popover's place in the window. */
-  g_idle_add_once ((GSourceOnceFunc)gtk_widget_unparent, popover);
+  quire_popover_drop (popover);
 }
 
 static void

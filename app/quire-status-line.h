@@ -1,4 +1,5 @@
-/* quire-status-line.h: the one line under a reply: what it is doing, then what it took. 24 px high in every state. */
+/* quire-status-line.h: the one line under a reply: what it is doing, then what it took. 24 px high in
+ * every state that has room. */
 #pragma once
 #include <gtk/gtk.h>
 #include "app/quire-message.h"
@@ -6,7 +7,7 @@
 G_BEGIN_DECLS
 
 #define QUIRE_TYPE_STATUS_LINE (quire_status_line_get_type ())
-G_DECLARE_FINAL_TYPE (QuireStatusLine, quire_status_line, QUIRE, STATUS_LINE, GtkBox)
+G_DECLARE_FINAL_TYPE (QuireStatusLine, quire_status_line, QUIRE, STATUS_LINE, GtkWidget)
 
 /* Signal: copy-clicked. Regenerate is the action chat.regenerate. */
 GtkWidget *quire_status_line_new (QuireMessage *message);

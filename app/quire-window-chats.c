@@ -13,6 +13,7 @@
 #include "app/quire-notify.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
+#include "app/quire-toast.h"
 #include "app/quire-window-private.h"
 
 #define PARKED_MAX 10
@@ -316,8 +317,7 @@ static void
 add_toast (QuireWindow *self, const char *text, const char *button, const char *action,
            const char *target)
 {
-  g_autofree char *escaped = g_markup_escape_text (text, -1);
-  AdwToast *toast = adw_toast_new (escaped);
+  AdwToast *toast = quire_toast_new (GTK_WIDGET (self), text);
 
   if (button != NULL)
     {
@@ -656,18 +656,6 @@ erase_action (GSimpleAction *action, GVariant *parameter, gpointer user_data)
   quire_history_erase (self->history, item);
 }
 
-/* ---- Trouble ---- */
-
-static void
-trouble_cb (QuireWindow *self)
-{
-  const char *trouble = quire_history_get_trouble (self->history);
-
-  if (trouble != NULL)
-    gtk_label_set_text (self->history_label, trouble);
-  gtk_info_bar_set_revealed (self->history_bar, trouble != NULL);
-}
-
 void
 quire_window_init_chats (QuireWindow *self)
 {
@@ -696,10 +684,5 @@ quire_window_connect_chats (QuireWindow *self)
   g_signal_connect_swapped (self->tab_view, "notify::selected-page", G_CALLBACK (selected_page_cb),
                             self);
   g_signal_connect_swapped (self->tab_view, "close-page", G_CALLBACK (close_page_cb), self);
-  g_signal_connect_swapped (self->history_bar, "response", G_CALLBACK (quire_history_clear_trouble),
-                            self->history);
-  g_signal_connect_object (self->history, "trouble", G_CALLBACK (trouble_cb), self,
-                           G_CONNECT_SWAPPED);
-  trouble_cb (self);
   quire_sidebar_set_history (self->sidebar, self->history);
 }

@@ -2,8 +2,10 @@
  * "Use This Mode". */
 #include <glib/gi18n.h>
 
+#include "app/quire-popover.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
+#include "app/quire-toast.h"
 #include "app/quire-window-private.h"
 #include "app/quire-words.h"
 
@@ -53,9 +55,7 @@ find_conversation (QuireWindow *self, QuireHistoryItem *item)
 static void
 say (QuireCompareView *view, char *text)
 {
-  g_autofree char *escaped = g_markup_escape_text (text, -1);
-
-  quire_compare_view_add_toast (view, adw_toast_new (escaped));
+  quire_compare_view_add_toast (view, quire_toast_new (GTK_WIDGET (view), text));
   g_free (text);
 }
 
@@ -90,12 +90,6 @@ use_mode (GtkWidget *button, Use *use)
   else if (error != NULL)
     say (use->view, g_strdup (quire_words (error->message)));
   gtk_popover_popdown (GTK_POPOVER (gtk_widget_get_ancestor (button, GTK_TYPE_POPOVER)));
-}
-
-static void
-popover_closed_cb (GtkWidget *popover)
-{
-  g_idle_add_once ((GSourceOnceFunc)gtk_widget_unparent, popover);
 }
 
 /* What the change costs is shown before it is made. */
@@ -137,7 +131,7 @@ use_cb (QuireWindow *self, int choice, GtkWidget *button, QuireCompareView *view
   gtk_widget_add_css_class (box, "quire-cache-modes");
   gtk_popover_set_child (GTK_POPOVER (popover), box);
   gtk_widget_set_parent (popover, button);
-  g_signal_connect (popover, "closed", G_CALLBACK (popover_closed_cb), NULL);
+  g_signal_connect (popover, "closed", G_CALLBACK (quire_popover_drop), NULL);
   gtk_popover_popup (GTK_POPOVER (popover));
 }
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "app/quire-export.h"
+#include "app/quire-toast.h"
 #include "app/quire-window-private.h"
 
 typedef struct
@@ -27,11 +28,10 @@ file_job_free (FileJob *job)
 static void
 say (FileJob *job, char *text)
 {
-  g_autofree char *escaped = g_markup_escape_text (text, -1);
   QuireChatView *chat = quire_window_get_chat (job->window);
 
   if (chat != NULL)
-    quire_chat_view_add_toast (chat, adw_toast_new (escaped));
+    quire_chat_view_add_toast (chat, quire_toast_new (GTK_WIDGET (job->window), text));
   g_free (text);
   file_job_free (job);
 }

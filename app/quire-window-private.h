@@ -58,6 +58,9 @@ QuireCompareView *quire_window_get_compare (QuireWindow *self); /* in front; NUL
 void quire_window_attach_compare (QuireWindow *self, QuireCompareView *view);
 void quire_window_detach_compare (QuireWindow *self, QuireCompareView *view);
 AdwTabPage *quire_window_add_kept_compare (QuireWindow *self, QuireHistoryItem *item);
+/* The bars above the transcript: quire-window-bars.c. */
+void quire_window_connect_bars (QuireWindow *self);
+void quire_window_update_bars (QuireWindow *self);
 /* Where an overlay sidebar has done its work. */
 void quire_window_leave_sidebar (QuireWindow *self);
 /* Stops the replies and writes drafts and tabs down, as the window closes. */

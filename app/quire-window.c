@@ -113,7 +113,8 @@ apply_layout (QuireWindow *self)
   gboolean want_sidebar = g_settings_get_boolean (self->settings, "sidebar-open");
   gboolean panel_shown = adw_flap_get_reveal_flap (self->panel_flap);
   gboolean sidebar_shown = adw_flap_get_reveal_flap (self->sidebar_flap);
-  QuireLayout layout = quire_layout_for_width (self->width, scale, want_panel);
+  QuireLayout layout = quire_layout_for_width (self->width, scale, want_panel,
+                                               quire_window_get_compare (self) != NULL);
 
   self->applying = TRUE;
   /* Docked follows the wish; a flap that has just become an overlay starts closed, one that is stays as it is. */
@@ -124,7 +125,6 @@ apply_layout (QuireWindow *self)
   self->panel_docked = layout.panel_docked;
   self->sidebar_docked = layout.sidebar_docked;
   gtk_widget_set_visible (self->panel_button, !quire_layout_is_narrow (self->width, scale));
-  quire_engine_bar_set_narrow (self->engine_bar, quire_layout_is_narrow (self->width, scale));
   extend_menu (self, !adw_flap_get_reveal_flap (self->sidebar_flap) || !layout.sidebar_docked);
   self->applying = FALSE;
 }
@@ -140,13 +140,20 @@ layout_idle_cb (gpointer user_data)
 }
 
 static void
+layout_soon (QuireWindow *self)
+{
+  /* Its tabs go with the window. */
+  if (self->layout_id == 0 && self->client != NULL)
+    self->layout_id = g_idle_add_full (G_PRIORITY_HIGH_IDLE, layout_idle_cb, self, NULL);
+}
+
+static void
 surface_layout_cb (QuireWindow *self, int width, int height)
 {
   if (width == self->width)
     return;
   self->width = width;
-  if (self->layout_id == 0)
-    self->layout_id = g_idle_add_full (G_PRIORITY_HIGH_IDLE, layout_idle_cb, self, NULL);
+  layout_soon (self);
 }
 
 static void
@@ -575,6 +582,8 @@ connect_signals (QuireWindow *self)
   g_signal_connect (self, "notify::is-active", G_CALLBACK (quire_window_update_seen), NULL);
   g_signal_connect_swapped (self->tab_view, "create-window", G_CALLBACK (create_window_cb), self);
   g_signal_connect_swapped (self->tab_view, "notify::n-pages", G_CALLBACK (n_pages_cb), self);
+  g_signal_connect_swapped (self->tab_view, "notify::selected-page", G_CALLBACK (layout_soon),
+                            self);
   g_signal_connect_swapped (self->panel, "session-activated", G_CALLBACK (session_activated_cb),
                             self);
   g_signal_connect_swapped (self->panel, "close-clicked", G_CALLBACK (panel_close_cb), self);
@@ -601,6 +610,7 @@ quire_window_new (QuireApplication *application)
   connect_signals (self);
   quire_window_connect_chats (self);
   quire_cache_panel_set_title_func (self->panel, session_title, self);
+  quire_window_connect_bars (self);
   quire_engine_bar_set_client (self->engine_bar, self->client);
   gtk_window_get_default_size (GTK_WINDOW (self), &self->width, &height);
   apply_layout (self);

@@ -17,7 +17,7 @@ static void test_layout(void)
     const struct {
         int width;
         double scale;
-        gboolean open, sidebar, panel;
+        gboolean open, sidebar, panel, panes;
     } cases[] = {
         {360, 1, TRUE, FALSE, FALSE},
         {599, 1, FALSE, FALSE, FALSE},
@@ -31,10 +31,15 @@ static void test_layout(void)
         {899, 1.5, TRUE, FALSE, FALSE},
         {0, 1, TRUE, FALSE, FALSE},
         {4000, 1, FALSE, TRUE, TRUE},
+        {1399, 1, TRUE, FALSE, TRUE, TRUE},
+        {1399, 1, FALSE, TRUE, TRUE, TRUE},
+        {1400, 1, TRUE, TRUE, TRUE, TRUE},
+        {600, 1, TRUE, TRUE, FALSE, TRUE},
     };
 
     for (gsize i = 0; i < G_N_ELEMENTS(cases); i++) {
-        QuireLayout layout = quire_layout_for_width(cases[i].width, cases[i].scale, cases[i].open);
+        QuireLayout layout =
+            quire_layout_for_width(cases[i].width, cases[i].scale, cases[i].open, cases[i].panes);
 
         g_test_message("width %d, scale %g", cases[i].width, cases[i].scale);
         g_assert_cmpint(layout.sidebar_docked, ==, cases[i].sidebar);

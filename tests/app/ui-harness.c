@@ -366,6 +366,11 @@ static gboolean has_no_window(gpointer data)
     return gtk_application_get_windows(GTK_APPLICATION(application)) == NULL;
 }
 
+static gboolean is_active(gpointer data)
+{
+    return gtk_window_is_active(GTK_WINDOW(window));
+}
+
 static int test_rc;
 
 static gboolean run_tests_cb(gpointer data);
@@ -390,6 +395,9 @@ static gboolean run_tests_cb(gpointer data)
     test_rc = g_test_run();
     /* The end is a user's: Ctrl+Q, with preferences open above a window. */
     open_window(900, 600);
+    /* Without a window manager the focus may be where the last test's window was. */
+    gtk_window_present(GTK_WINDOW(window));
+    wait_for("the focus", is_active, NULL);
     key("ctrl+comma");
     wait_for("preferences", has_preferences, GINT_TO_POINTER(TRUE));
     wait_ms(200);
