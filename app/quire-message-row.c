@@ -543,6 +543,14 @@ quire_message_row_copy (QuireMessageRow *self)
   gdk_clipboard_set_text (gtk_widget_get_clipboard (GTK_WIDGET (self)), valid);
 }
 
+/* A window that goes takes its frame clock along, and the clock its handlers. */
+static void
+quire_message_row_unmap (GtkWidget *widget)
+{
+  stop_waiting_for_paint (QUIRE_MESSAGE_ROW (widget));
+  GTK_WIDGET_CLASS (quire_message_row_parent_class)->unmap (widget);
+}
+
 static void
 quire_message_row_dispose (GObject *object)
 {
@@ -560,6 +568,7 @@ static void
 quire_message_row_class_init (QuireMessageRowClass *klass)
 {
   G_OBJECT_CLASS (klass)->dispose = quire_message_row_dispose;
+  GTK_WIDGET_CLASS (klass)->unmap = quire_message_row_unmap;
   gtk_widget_class_set_accessible_role (GTK_WIDGET_CLASS (klass), GTK_ACCESSIBLE_ROLE_LIST_ITEM);
 }
 
