@@ -15,6 +15,9 @@
 #include "app/quire-thinking.h"
 #include "app/server/server-calls.h"
 
+#define BUSY_WAIT_MS 1000
+#define BUSY_LOOK_MS 20
+
 typedef struct
 {
   GString *text; /* the reply so far */
@@ -43,6 +46,8 @@ typedef struct
   guint n_done;
   gboolean is_started, is_forked, has_begun, is_encoding;
   guint keepalive;
+  guint busy;         /* looks again whether the session is free */
+  gint64 busy_end_us; /* and no longer than until then */
   SrvError failure;
   guint32 progress_done;
   gint64 progress_before;
@@ -52,6 +57,7 @@ static void
 job_free (Job *job)
 {
   g_clear_handle_id (&job->keepalive, g_source_remove);
+  g_clear_handle_id (&job->busy, g_source_remove);
   for (guint i = 0; i < SRV_CHOICES_MAX; i++)
     {
       if (job->outs[i].text != NULL)
@@ -734,12 +740,44 @@ find_session (Job *job)
   return id;
 }
 
+static void start_job (Job *job);
+
+static gboolean
+busy_cb (gpointer user)
+{
+  Job *job = user;
+
+  job->busy = 0;
+  start_job (job);
+  return G_SOURCE_REMOVE;
+}
+
+/* A reply whose reader has gone ends a moment later: whoever stops one and asks again at once need not know. */
+static gboolean
+waits_for_session (Job *job)
+{
+  const SrvSession *session
+      = job->r.session != NULL ? srv_session_find (job->server, job->r.session) : NULL;
+  gint64 now = g_get_monotonic_time ();
+
+  if (session == NULL || session->n_running == 0)
+    return FALSE;
+  if (job->busy_end_us == 0)
+    job->busy_end_us = now + BUSY_WAIT_MS * 1000;
+  if (now >= job->busy_end_us)
+    return FALSE;
+  job->busy = g_timeout_add (BUSY_LOOK_MS, busy_cb, job);
+  return TRUE;
+}
+
 /* Everything is known: the engine gets its request. May end the job. */
 static void
 start_job (Job *job)
 {
   qe_session_id session = 0;
 
+  if (waits_for_session (job))
+    return;
   if (job->server->engine == NULL)
     srv_error_no_model (&job->failure);
   else if (srv_n_choices () + job->r.n > job->server->options.n_requests_max)
@@ -843,6 +881,9 @@ route (QuireServer *self, SoupServerMessage *msg, SrvEndpoint endpoint)
   const char *text = g_bytes_get_data (body, &n);
 
   srv_get_status (self, &status);
+  /* Who asks wants the model: it comes back as it does for a message that is typed. */
+  if (status.state == QE_ENGINE_RELEASED && self->engine != NULL)
+    qe_engine_recover (self->engine);
   if (!srv_request_parse (endpoint, text != NULL ? text : "", n, status.model, &job->r, &error)
       || !check_model (&job->r, &status, &error))
     {

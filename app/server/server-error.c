@@ -42,7 +42,8 @@ srv_error_for_state (SrvError *error, qe_engine_state state)
     [QE_ENGINE_LOADING] = "The model is being loaded; try again soon",
     [QE_ENGINE_FAILED] = "The model could not be loaded",
     [QE_ENGINE_LOST] = "The computing device was lost; the model has to be loaded again",
-    [QE_ENGINE_RELEASED] = "The model’s memory was given back; it is loaded again by hand",
+    [QE_ENGINE_RELEASED] = "The model’s memory was given back while nobody asked; it is being "
+                           "loaded again: try again soon",
   };
   const char *reason = state < G_N_ELEMENTS (reasons) ? reasons[state] : NULL;
 

@@ -853,10 +853,10 @@ static void test_names(void)
     /* What is two steps away. */
     act("button", "Model");
     act("button", "Models…");
-    await("button", "Add Folder…");
+    await("button", "Add Model Folders");
     check_names("models");
     key("Escape");
-    await_gone("button", "Add Folder…");
+    await_gone("button", "Add Model Folders");
     act("button", "Main Menu");
     act("menu item", "About Quire");
     await("window", "About");

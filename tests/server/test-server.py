@@ -587,6 +587,32 @@ def a_disconnect_cancels():
 
 
 @test
+def a_session_is_free_for_who_stops_and_asks_again():
+    said = {"messages": [{"role": "user", "content": "Hello"}], "session_id": "again", "temperature": 0}
+    for _ in range(10):
+        c = server.connect()
+        c.request("POST", "/v1/chat/completions", json.dumps(dict(ENDLESS, session_id="again", stream=True)),
+                  {"Content-Type": "application/json"})
+        next(events(c.getresponse()))
+        c.close()
+        assert server.json("POST", "/v1/chat/completions", said)["choices"][0]["finish_reason"] == "stop"
+    # One that goes on is in use: after a moment that is the answer, and who goes while he waits leaves nothing.
+    c = server.connect()
+    c.request("POST", "/v1/chat/completions", json.dumps(dict(ENDLESS, session_id="again", stream=True, n=2)),
+              {"Content-Type": "application/json"})
+    r = c.getresponse()
+    next(events(r))
+    waits = server.connect()
+    waits.request("POST", "/v1/chat/completions", json.dumps(said), {"Content-Type": "application/json"})
+    waits.close()
+    server.fails("POST", "/v1/chat/completions", 409, said, code="session_busy")
+    r.close()
+    c.close()
+    wait_for(lambda: active() == 0)
+    server.json("DELETE", "/v1/sessions/again")
+
+
+@test
 def a_slow_reader_is_bounded():
     c = server.connect()
     data = json.dumps(dict(ENDLESS, stream=True, n=8, max_tokens=300))
