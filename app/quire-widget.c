@@ -115,10 +115,14 @@ void
 quire_drop_down_set_label (GtkDropDown *drop_down, const char *label)
 {
   GtkWidget *button = find_below (GTK_WIDGET (drop_down), GTK_TYPE_TOGGLE_BUTTON);
+  GType line = g_type_from_name ("GtkListItemWidget");
 
   quire_widget_set_label (GTK_WIDGET (drop_down), label);
   if (button != NULL)
     quire_widget_set_label (button, label);
+  /* In it stands the line that is chosen, as a widget that could have the focus. */
+  if (button != NULL && line != 0 && find_below (button, line) != NULL)
+    quire_widget_set_label (find_below (button, line), label);
   quire_widget_name_all (GTK_WIDGET (drop_down));
 }
 
