@@ -295,6 +295,8 @@ act (QuireApplication *self, const char *action, const char *target)
     g_action_group_activate_action (G_ACTION_GROUP (window), "new-tab", NULL);
   else if (g_str_equal (action, "search"))
     quire_window_search (window, target);
+  else if (g_str_equal (action, "open-found"))
+    quire_window_open_found (window, target);
   else
     {
       QuireHistoryItem *item = quire_history_find (self->history, target);
@@ -631,6 +633,7 @@ quire_application_init (QuireApplication *self)
     { "new-window", new_window_action, NULL, NULL, NULL, { 0 } },
     { "new-chat", desktop_action, NULL, NULL, NULL, { 0 } },
     { "open-chat", desktop_action, "s", NULL, NULL, { 0 } },
+    { "open-found", desktop_action, "s", NULL, NULL, { 0 } },
     { "search", desktop_action, "s", NULL, NULL, { 0 } },
     { "about", about_action, NULL, NULL, NULL, { 0 } },
     { "preferences", preferences_action, NULL, NULL, NULL, { 0 } },

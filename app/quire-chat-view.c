@@ -638,7 +638,7 @@ static void
 find_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
   /* It looks in rows, so there has to be one for each message. */
-  make_rows (user_data, QUIRE_CHAT_VIEW (user_data)->first);
+  quire_chat_view_make_all_rows (user_data);
   quire_find_bar_open (QUIRE_CHAT_VIEW (user_data)->find_bar);
 }
 
@@ -925,6 +925,12 @@ GActionGroup *
 quire_chat_view_get_actions (QuireChatView *self)
 {
   return G_ACTION_GROUP (self->actions);
+}
+
+void
+quire_chat_view_make_all_rows (QuireChatView *self)
+{
+  make_rows (self, self->first);
 }
 
 QuireFindBar *

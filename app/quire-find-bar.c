@@ -6,6 +6,8 @@
 
 #include <glib/gi18n.h>
 
+#include "app/quire-message-row.h"
+
 typedef struct
 {
   GtkWidget *widget; /* borrowed: a label or a text view */
@@ -23,6 +25,7 @@ struct _QuireFindBar
   GtkWidget *marked;       /* weak */
   PangoAttrList *unmarked; /* what it had before, when it is a label */
   guint at;                /* of the places, from 0 */
+  char *given;             /* the entry's text is not the user's; NULL: it is */
 };
 
 G_DEFINE_FINAL_TYPE (QuireFindBar, quire_find_bar, GTK_TYPE_WIDGET)
@@ -223,6 +226,12 @@ show (QuireFindBar *self)
 static void
 changed_cb (QuireFindBar *self)
 {
+  gboolean given = g_strcmp0 (self->given, gtk_editable_get_text (GTK_EDITABLE (self->entry))) == 0;
+
+  g_clear_pointer (&self->given, g_free);
+  /* It is shown already, or what it was for is over: the entry tells late. */
+  if (given || !quire_find_bar_is_open (self))
+    return;
   self->at = 0;
   show (self);
 }
@@ -263,14 +272,76 @@ quire_find_bar_is_open (QuireFindBar *self)
   return gtk_revealer_get_reveal_child (GTK_REVEALER (self->revealer));
 }
 
-void
-quire_find_bar_open (QuireFindBar *self)
+static void
+reveal (QuireFindBar *self)
 {
   gtk_revealer_set_reveal_child (GTK_REVEALER (self->revealer), TRUE);
   gtk_widget_set_visible (GTK_WIDGET (self), TRUE);
   gtk_widget_grab_focus (self->entry);
   gtk_editable_select_region (GTK_EDITABLE (self->entry), 0, -1);
+}
+
+void
+quire_find_bar_open (QuireFindBar *self)
+{
+  reveal (self);
+  g_clear_pointer (&self->given, g_free);
   changed_cb (self);
+}
+
+static GtkWidget *
+find_row (QuireFindBar *self, guint seq)
+{
+  GtkWidget *row = gtk_widget_get_first_child (self->rows);
+
+  while (row != NULL
+         && quire_message_get_seq (quire_message_row_get_message (QUIRE_MESSAGE_ROW (row))) != seq)
+    row = gtk_widget_get_next_sibling (row);
+  return row;
+}
+
+/* FALSE: @row does not show @words. */
+static gboolean
+show_at (QuireFindBar *self, GtkWidget *row, const char *words)
+{
+  g_autoptr (GArray) places = NULL;
+
+  if (words[0] == '\0')
+    return FALSE;
+  gtk_editable_set_text (GTK_EDITABLE (self->entry), words);
+  places = find_places (self);
+  for (guint i = 0; i < places->len; i++)
+    if (gtk_widget_is_ancestor (g_array_index (places, Place, i).widget, row))
+      {
+        g_free (self->given);
+        self->given = g_strdup (words);
+        self->at = i;
+        reveal (self);
+        show (self);
+        return TRUE;
+      }
+  return FALSE;
+}
+
+void
+quire_find_bar_show (QuireFindBar *self, const char *query, guint seq)
+{
+  GtkWidget *row = find_row (self, seq);
+  g_auto (GStrv) words = g_strsplit_set (query, " \t\n", -1);
+  gboolean shown;
+
+  if (row == NULL)
+    {
+      quire_find_bar_close (self);
+      return;
+    }
+  shown = show_at (self, row, query);
+  for (guint i = 0; !shown && words[i] != NULL; i++)
+    shown = show_at (self, row, words[i]);
+  if (shown)
+    return;
+  quire_find_bar_close (self);
+  scroll_to (self, row, 0);
 }
 
 void
@@ -297,6 +368,7 @@ quire_find_bar_dispose (GObject *object)
 {
   QuireFindBar *self = QUIRE_FIND_BAR (object);
 
+  g_clear_pointer (&self->given, g_free);
   g_clear_pointer (&self->unmarked, pango_attr_list_unref);
   g_clear_weak_pointer (&self->marked);
   g_clear_pointer (&self->revealer, gtk_widget_unparent);

@@ -11,6 +11,9 @@ G_DECLARE_FINAL_TYPE (QuireFindBar, quire_find_bar, QUIRE, FIND_BAR, GtkWidget)
  * as long as this lives. */
 GtkWidget *quire_find_bar_new (GtkWidget *rows, GtkScrolledWindow *scrolled);
 void quire_find_bar_open (QuireFindBar *self);
+/* Opens at message @seq, which has a row: its first place with all of @query is marked, else the first with one of its
+ * words, else the message is only scrolled to. Without such a message it is closed. */
+void quire_find_bar_show (QuireFindBar *self, const char *query, guint seq);
 void quire_find_bar_close (QuireFindBar *self);
 gboolean quire_find_bar_is_open (QuireFindBar *self);
 /* The next place, or the one before; round at the ends. Opens a bar that is closed. */

@@ -172,7 +172,12 @@ method_call_cb (GDBusConnection *connection, const char *sender, const char *pat
       g_variant_get (parameters, "(&s^asu)", &identifier, &strings, &timestamp);
       found = quire_found_from_string (identifier);
       if (found != NULL)
-        activate (self, "open-chat", found->id, timestamp);
+        {
+          g_autofree char *query = g_strjoinv (" ", strings);
+          g_autofree char *target = g_strdup_printf ("%s %s", identifier, query);
+
+          activate (self, "open-found", target, timestamp);
+        }
     }
   else
     {

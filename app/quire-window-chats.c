@@ -10,8 +10,10 @@
 #include <string.h>
 
 #include "app/quire-chat-settings-window.h"
+#include "app/quire-history-find.h"
 #include "app/quire-notify.h"
 #include "app/quire-settings.h"
+#include "app/quire-show-found.h"
 #include "app/quire-sidebar-row.h"
 #include "app/quire-toast.h"
 #include "app/quire-window-private.h"
@@ -489,6 +491,25 @@ open_item (QuireWindow *self, QuireHistoryItem *item)
   if (before != NULL && conversation_of (before) != NULL && is_empty (conversation_of (before))
       && quire_chat_view_is_untouched (QUIRE_CHAT_VIEW (adw_tab_page_get_child (before))))
     adw_tab_view_close_page (self->tab_view, before);
+}
+
+void
+quire_window_open_found (QuireWindow *self, const char *text)
+{
+  const char *words = strchr (text, ' ');
+  g_autofree char *place = words != NULL ? g_strndup (text, words - text) : g_strdup (text);
+  g_autoptr (QuireFound) found = quire_found_from_string (place);
+  QuireHistoryItem *item = found != NULL ? quire_history_find (self->history, found->id) : NULL;
+  AdwTabPage *page;
+  QuireWindow *window;
+
+  if (item == NULL || quire_history_item_get (item)->deleted != 0)
+    return;
+  open_item (self, item);
+  quire_window_leave_sidebar (self);
+  if (found->seq != 0 && words != NULL && find_open (self, item, &window, &page)
+      && QUIRE_IS_CHAT_VIEW (adw_tab_page_get_child (page)))
+    quire_show_found (QUIRE_CHAT_VIEW (adw_tab_page_get_child (page)), found->seq, words + 1);
 }
 
 static int

@@ -19,6 +19,8 @@ AdwTabView *quire_window_get_tab_view (QuireWindow *self);
 void quire_window_restore (QuireWindow *self);
 /* Lists the chats that hold the words of @query. */
 void quire_window_search (QuireWindow *self, const char *query);
+/* @found: "ID/SEQ WORDS", see quire_found_to_string(): opens the chat, goes to the message and marks the words in it. */
+void quire_window_open_found (QuireWindow *self, const char *found);
 /* Its tabs come back at the next start, though another window may outlive it. */
 void quire_window_keep_tabs (QuireWindow *self);
 /* @item to @file, and back as a new conversation that is opened; a toast says how it went. */

@@ -5,6 +5,7 @@
 
 #include "app/quire-background.h"
 #include "app/quire-engine-bar.h"
+#include "app/quire-message-row.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar.h"
 #include "tests/app/fake-desktop.h"
@@ -324,6 +325,97 @@ static void test_actions(void)
     close_window();
 }
 
+/* ---- What a search found ---- */
+
+static GtkWidget *row_of(guint seq)
+{
+    GtkWidget *row = last_row();
+
+    while (row != NULL && quire_message_get_seq(quire_message_row_get_message(QUIRE_MESSAGE_ROW(row))) != seq)
+        row = gtk_widget_get_prev_sibling(row);
+    return row;
+}
+
+/* How many labels below @widget have a word on a coloured ground. */
+static guint n_marked(GtkWidget *widget)
+{
+    guint n = 0;
+
+    if (GTK_IS_LABEL(widget) && gtk_label_get_attributes(GTK_LABEL(widget)) != NULL) {
+        g_autoptr(PangoAttrIterator) at =
+            pango_attr_list_get_iterator(gtk_label_get_attributes(GTK_LABEL(widget)));
+
+        do
+            n += pango_attr_iterator_get(at, PANGO_ATTR_BACKGROUND) != NULL;
+        while (pango_attr_iterator_next(at));
+    }
+    for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL;
+         child = gtk_widget_get_next_sibling(child))
+        n += n_marked(child);
+    return n;
+}
+
+static gboolean is_in_sight(GtkWidget *row)
+{
+    GtkWidget *transcript = quire_chat_view_get_transcript(quire_window_get_chat(window));
+    double x, y;
+
+    return gtk_widget_translate_coordinates(row, transcript, 0, 0, &x, &y) &&
+           y < gtk_widget_get_height(transcript) && y + gtk_widget_get_height(row) > 0;
+}
+
+/* One place is marked, and it is in message @data, in sight. */
+static gboolean is_shown(gpointer data)
+{
+    GtkWidget *row = row_of(GPOINTER_TO_UINT(data));
+
+    return row != NULL && is_in_sight(row) && n_marked(row) == 1 && n_marked(gtk_widget_get_parent(row)) == 1;
+}
+
+static gboolean is_open_at(gpointer data)
+{
+    QuireChatView *chat = quire_window_get_chat(window);
+    GtkWidget *row = chat != NULL ? row_of(GPOINTER_TO_UINT(data)) : NULL;
+
+    return row != NULL && is_in_sight(row) && !quire_find_bar_is_open(quire_chat_view_get_find_bar(chat)) &&
+           n_marked(gtk_widget_get_parent(row)) == 0;
+}
+
+static void open_found(const char *id, guint seq, const char *words)
+{
+    g_autofree char *target = g_strdup_printf("%s/%u %s", id, seq, words);
+
+    call_action("open-found", target);
+}
+
+/* The chat opens at its end, and only its newest messages have rows: what is found lies far above. */
+static void test_found(void)
+{
+    g_autofree char *id = NULL;
+
+    open_window(900, 600);
+    id = add_chat("Sixty messages", 60, 80);
+    open_found(id, 11, "sealed page");
+    wait_for("the place in message 11", is_shown, GUINT_TO_POINTER(11));
+    screenshot("desktop-2-found.png");
+    /* The entry tells of its new text some time later: the place stays. */
+    wait_ms(400);
+    g_assert_true(is_shown(GUINT_TO_POINTER(11)));
+
+    /* In the same tab. The words stand apart in the message: its first one is marked. */
+    open_found(id, 40, "tokens sealed");
+    wait_for("the place in message 40", is_shown, GUINT_TO_POINTER(40));
+    g_assert_cmpint(adw_tab_view_get_n_pages(quire_window_get_tab_view(window)), ==, 1);
+
+    /* Words that the reply does not show as they were written, and a message that is not there. */
+    open_found(id, 4, "**16");
+    wait_for("message 4", is_open_at, GUINT_TO_POINTER(4));
+    open_found(id, 61, "sealed");
+    wait_ms(600);
+    g_assert_true(is_open_at(GUINT_TO_POINTER(4)));
+    close_window();
+}
+
 static void add_tests(void)
 {
     g_test_add_func("/app/desktop/notification", test_notification);
@@ -332,6 +424,7 @@ static void add_tests(void)
     g_test_add_func("/app/desktop/background", test_background);
     g_test_add_func("/app/desktop/open-folder", test_open_folder);
     g_test_add_func("/app/desktop/actions", test_actions);
+    g_test_add_func("/app/desktop/found", test_found);
 }
 
 int main(int argc, char **argv)
