@@ -286,7 +286,6 @@ view_new (QuireComparePane *self)
 
   self->view = GTK_TEXT_VIEW (gtk_text_view_new ());
   gtk_text_view_set_editable (self->view, FALSE);
-  gtk_text_view_set_accepts_tab (self->view, FALSE);
   gtk_text_view_set_cursor_visible (self->view, FALSE);
   gtk_text_view_set_accepts_tab (self->view, FALSE);
   gtk_text_view_set_wrap_mode (self->view, GTK_WRAP_WORD_CHAR);

@@ -181,6 +181,13 @@ guint fake_desktop_count(const char *method)
     return n;
 }
 
+gboolean fake_desktop_has_calls(gpointer data)
+{
+    const FakeDesktopCalls *wanted = data;
+
+    return fake_desktop_count(wanted->method) >= wanted->n;
+}
+
 GVariant *fake_desktop_dup_last(const char *method)
 {
     GVariant *last = NULL;

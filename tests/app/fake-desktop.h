@@ -8,6 +8,12 @@
 void fake_desktop_start(void);
 /* How often @method was called. */
 guint fake_desktop_count(const char *method);
+/* Was it called so often? @data: a FakeDesktopCalls; for a wait. */
+typedef struct {
+    const char *method;
+    guint n;
+} FakeDesktopCalls;
+gboolean fake_desktop_has_calls(gpointer data);
 /* The arguments of the last call of @method, or NULL. Returns: owned. */
 GVariant *fake_desktop_dup_last(const char *method);
 /* Inhibitors that are held now. */

@@ -8,8 +8,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "engine/qe-engine.h"
-#include "kernels/qk-mock.h"
+#include "tests/app/mock-card.h"
 
 static qk_backend *card; /* borrowed: the engine's */
 static gint is_lost;
@@ -56,16 +55,12 @@ static void note_image(void)
 qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error)
 {
     static gboolean once;
-    qe_engine_options o = *options;
+    qe_engine_options o = mock_card_options(options);
 
     if (!once) {
         note_image();
         g_unix_signal_add(SIGUSR1, lose_cb, NULL);
     }
     once = TRUE;
-    o.host_bytes_max = 64 << 20;
-    o.ring_bytes = 1 << 20;
-    o.memory_reserve = 1;
-    o.kv_bytes_max = 32 << 20;
     return qe_engine_new_with_backend(&o, open_card, NULL, error);
 }

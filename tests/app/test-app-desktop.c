@@ -13,23 +13,11 @@
 
 #define APP_PATH "/io/github/quire_chat/Quire"
 
-typedef struct {
-    const char *method;
-    guint n;
-} Calls;
-
-static gboolean has_calls(gpointer data)
-{
-    const Calls *wanted = data;
-
-    return fake_desktop_count(wanted->method) >= wanted->n;
-}
-
 static void wait_calls(const char *method, guint n)
 {
-    Calls wanted = {method, n};
+    FakeDesktopCalls wanted = {method, n};
 
-    wait_for(method, has_calls, &wanted);
+    wait_for(method, fake_desktop_has_calls, &wanted);
 }
 
 static void called_cb(GObject *source, GAsyncResult *result, gpointer data)
@@ -153,13 +141,13 @@ static void test_unfocused(void)
     gtk_window_present(GTK_WINDOW(other));
     gtk_window_set_default_size(GTK_WINDOW(other), 200, 200);
     {
-        Calls wanted = {"AddNotification", n_added + 1};
+        FakeDesktopCalls wanted = {"AddNotification", n_added + 1};
 
         for (int i = 0; i < 200 && gtk_window_is_active(GTK_WINDOW(window)); i++)
             wait_ms(50);
         g_assert_false(gtk_window_is_active(GTK_WINDOW(window)));
         quire_chat_view_send(quire_window_get_chat(window), "Tell me a story.");
-        wait_for("the notification", has_calls, &wanted);
+        wait_for("the notification", fake_desktop_has_calls, &wanted);
     }
     id = front_id();
     n_removed = fake_desktop_count("RemoveNotification");

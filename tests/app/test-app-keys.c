@@ -22,22 +22,9 @@
 static const char *state_name;
 static guint n_faults, n_stops;
 
-static char *describe(GtkWidget *widget)
-{
-    GString *out = g_string_new(NULL);
-
-    if (GTK_IS_LABEL(widget))
-        g_string_append_printf(out, "“%.40s” ", gtk_label_get_text(GTK_LABEL(widget)));
-    else if (gtk_widget_get_tooltip_text(widget) != NULL)
-        g_string_append_printf(out, "(%s) ", gtk_widget_get_tooltip_text(widget));
-    for (int i = 0; widget != NULL && i < 7; i++, widget = gtk_widget_get_parent(widget))
-        g_string_append_printf(out, "%s%s", i > 0 ? " < " : "", G_OBJECT_TYPE_NAME(widget));
-    return g_string_free(out, FALSE);
-}
-
 static void fault(const char *what, GtkWidget *widget)
 {
-    g_autofree char *text = describe(widget);
+    g_autofree char *text = describe_widget(widget);
 
     n_faults++;
     g_printerr("# %s: %s: %s\n", state_name, what, text);

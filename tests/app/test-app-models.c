@@ -1,6 +1,6 @@
 /* test-app-models.c: the Models window over real folders, chats of another model, limits, and what happens to the model
- * through a day: memory given back, a device that is lost or slept. Where a card is needed the engine gets the mock device:
- * the linker hands its making to this file. */
+ * through a day: memory given back, a device that is lost or slept. Where a card is needed the engine gets the mock device,
+ * see mock-card.h. */
 #include <glib/gstdio.h>
 #include <string.h>
 
@@ -14,65 +14,16 @@
 #include "app/quire-reading-speed.h"
 #include "app/quire-settings.h"
 #include "app/quire-why-gpu.h"
-#include "engine/qe-engine.h"
-#include "kernels/qk-mock.h"
+#include "tests/app/mock-card.h"
 #include "tests/app/ui-harness.h"
 
 /* ---- The engine's device ---- */
 
-static gboolean use_mock;
-static qk_backend *last_mock; /* borrowed: the engine's */
-static guint n_opened;
-static gint held; /* the device is not there yet: a load that takes its time */
-
-qe_engine *__real_qe_engine_new(const qe_engine_options *options, GError **error);
-qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error);
-
-static qk_status open_mock(void *user, qk_backend **out, char *error, size_t error_size)
-{
-    qk_mock_options options = {.n_threads = 1, .memory_bytes = 1ull << 30};
-    qk_status status = qk_mock_open(&options, out, error, error_size);
-
-    while (g_atomic_int_get(&held))
-        g_usleep(1000);
-    last_mock = *out;
-    n_opened++;
-    return status;
-}
-
-qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error)
-{
-    qe_engine_options o = *options;
-
-    if (!use_mock)
-        return __real_qe_engine_new(options, error);
-    o.host_bytes_max = 64 << 20;
-    o.ring_bytes = 1 << 20;
-    o.memory_reserve = 1;
-    o.kv_bytes_max = 32 << 20;
-    return qe_engine_new_with_backend(&o, open_mock, NULL, error);
-}
-
-static QuireEngineClient *client(void)
-{
-    return quire_application_get_client(application);
-}
-
-static gboolean state_is(gpointer state)
-{
-    return quire_engine_client_get_status(client())->state == (qe_engine_state)GPOINTER_TO_INT(state);
-}
-
-static gboolean is_settled(gpointer data)
-{
-    return is_ready(NULL) && quire_engine_client_get_snapshot(client()) != NULL;
-}
-
 static void set_mock(gboolean on)
 {
-    use_mock = on;
+    mock_card_use = on;
     quire_application_restart_engine(application);
-    wait_for("an engine", is_settled, NULL);
+    wait_for("an engine", engine_is_settled, NULL);
 }
 
 /* ---- Folders ---- */
@@ -265,7 +216,7 @@ static void open_models(void)
 
 static gboolean is_loaded_from(gpointer dir)
 {
-    const qe_engine_status *status = quire_engine_client_get_status(client());
+    const qe_engine_status *status = quire_engine_client_get_status(engine_client());
 
     return status->state == QE_ENGINE_READY && strcmp(status->model->dir, dir) == 0;
 }
@@ -315,7 +266,7 @@ static void test_window(void)
     wait_ms(500);
     screenshot("models-2-loaded.png");
     g_signal_emit_by_name(find_model(GTK_WIDGET(models()), whole), "unload");
-    wait_for("no model", state_is, GINT_TO_POINTER(QE_ENGINE_EMPTY));
+    wait_for("no model", engine_state_is, GINT_TO_POINTER(QE_ENGINE_EMPTY));
     wait_ms(300);
     screenshot("models-3-none.png");
 
@@ -347,18 +298,18 @@ static void test_loading(void)
     g_autofree char *shipped = g_canonicalize_filename(g_getenv("QUIRE_TEST_MODEL"), NULL);
 
     open_window(900, 600);
-    use_mock = TRUE;
-    g_atomic_int_set(&held, 1);
+    mock_card_use = TRUE;
+    mock_card_hold(TRUE);
     quire_application_restart_engine(application);
-    wait_for("a load", state_is, GINT_TO_POINTER(QE_ENGINE_LOADING));
+    wait_for("a load", engine_state_is, GINT_TO_POINTER(QE_ENGINE_LOADING));
     open_models();
     wait_says(shipped, "Loading…");
     wait_ms(700);
     screenshot("models-14-loading.png");
     g_assert_nonnull(find_button(GTK_WIDGET(models()), "Cancel"));
     g_signal_emit_by_name(find_button(GTK_WIDGET(models()), "Cancel"), "clicked");
-    wait_for("no model", state_is, GINT_TO_POINTER(QE_ENGINE_EMPTY));
-    g_atomic_int_set(&held, 0);
+    wait_for("no model", engine_state_is, GINT_TO_POINTER(QE_ENGINE_EMPTY));
+    mock_card_hold(FALSE);
     wait_says(shipped, "fits: ");
     g_signal_emit_by_name(find_model(GTK_WIDGET(models()), shipped), "load");
     wait_for("the model", is_loaded_from, shipped);
@@ -447,7 +398,7 @@ static gboolean effect_says(gpointer text)
 
 static gboolean has_cache_bytes(gpointer mib)
 {
-    const qe_snapshot *snapshot = quire_engine_client_get_snapshot(client());
+    const qe_snapshot *snapshot = quire_engine_client_get_snapshot(engine_client());
 
     return snapshot != NULL &&
            snapshot->tiers[QE_TIER_HOST].bytes_max / (1 << 20) == (uint64_t)GPOINTER_TO_INT(mib);
@@ -508,8 +459,8 @@ static void test_release(void)
     say("Tell me a story.", 2);
     wait_for("the reply", is_idle, NULL);
     g_action_group_activate_action(G_ACTION_GROUP(application), "release-memory", NULL);
-    wait_for("the release", state_is, GINT_TO_POINTER(QE_ENGINE_RELEASED));
-    g_assert_nonnull(quire_engine_client_get_release_reason(client()));
+    wait_for("the release", engine_state_is, GINT_TO_POINTER(QE_ENGINE_RELEASED));
+    g_assert_nonnull(quire_engine_client_get_release_reason(engine_client()));
     wait_ms(500);
     screenshot("models-8-released.png");
     type("Thank you.");
@@ -530,11 +481,11 @@ static void test_idle(void)
     open_window(900, 600);
     quire_keeper_set_minute_ms(quire_application_get_keeper(application), 20);
     g_settings_set_uint(settings, "unload-minutes", 15);
-    wait_for("the release", state_is, GINT_TO_POINTER(QE_ENGINE_RELEASED));
-    g_assert_nonnull(strstr(quire_engine_client_get_release_reason(client()), "15 idle minutes"));
+    wait_for("the release", engine_state_is, GINT_TO_POINTER(QE_ENGINE_RELEASED));
+    g_assert_nonnull(strstr(quire_engine_client_get_release_reason(engine_client()), "15 idle minutes"));
     g_settings_reset(settings, "unload-minutes");
     quire_keeper_set_minute_ms(quire_application_get_keeper(application), 60000);
-    quire_engine_client_recover(client());
+    quire_engine_client_recover(engine_client());
     wait_for("a model", is_ready, NULL);
     close_window();
 }
@@ -560,9 +511,9 @@ static void test_lost(void)
     open_window(900, 600);
     say("My name is Oda.", 2);
     wait_for("the reply", is_idle, NULL);
-    qk_mock_lose_at(last_mock, 3);
+    qk_mock_lose_at(mock_card_last, 3);
     say("Tell me a story.", 4);
-    wait_for("the loss", state_is, GINT_TO_POINTER(QE_ENGINE_LOST));
+    wait_for("the loss", engine_state_is, GINT_TO_POINTER(QE_ENGINE_LOST));
     wait_for("the end of the reply", is_idle, NULL);
     wait_for("the row's button", has_try_again, "Try Again");
     wait_ms(300);
@@ -596,7 +547,7 @@ static void owned_cb(GDBusConnection *bus, const char *name, gpointer data)
 
 static gboolean was_opened_again(gpointer before)
 {
-    return n_opened > GPOINTER_TO_UINT(before) && is_ready(NULL);
+    return mock_card_n_opened > GPOINTER_TO_UINT(before) && is_ready(NULL);
 }
 
 /* The machine slept and its card did not come back: the device is asked after the sleep, and loaded again by itself. */
@@ -608,7 +559,7 @@ static void test_sleep(void)
     guint id;
 
     set_mock(TRUE);
-    before = n_opened;
+    before = mock_card_n_opened;
     g_assert_nonnull(bus);
     id = g_bus_own_name_on_connection(
         bus, "org.freedesktop.login1", G_BUS_NAME_OWNER_FLAGS_NONE, owned_cb, NULL, &owned, NULL);
@@ -617,7 +568,7 @@ static void test_sleep(void)
     say("My name is Oda.", 2);
     wait_for("the reply", is_idle, NULL);
     wait_ms(300);
-    qk_mock_lose_at(last_mock, 1);
+    qk_mock_lose_at(mock_card_last, 1);
     for (int sleeps = 1; sleeps >= 0; sleeps--)
         g_assert_true(g_dbus_connection_emit_signal(bus, NULL, "/org/freedesktop/login1",
             "org.freedesktop.login1.Manager", "PrepareForSleep", g_variant_new("(b)", sleeps), NULL));

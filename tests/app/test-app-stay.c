@@ -150,23 +150,11 @@ static gboolean answers(gpointer wanted)
 
 /* ---- The desktop ---- */
 
-typedef struct {
-    const char *method;
-    guint n;
-} Calls;
-
-static gboolean has_calls(gpointer data)
-{
-    const Calls *wanted = data;
-
-    return fake_desktop_count(wanted->method) >= wanted->n;
-}
-
 static void wait_calls(const char *method, guint n)
 {
-    Calls wanted = {method, n};
+    FakeDesktopCalls wanted = {method, n};
 
-    wait_for(method, has_calls, &wanted);
+    wait_for(method, fake_desktop_has_calls, &wanted);
 }
 
 static void called_cb(GObject *source, GAsyncResult *result, gpointer data)

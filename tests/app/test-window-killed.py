@@ -3,11 +3,10 @@ Continue. TAP.    test-window-killed.py PROGRAM SOURCE BUILD        (under run-h
 QUIRE_TEST_KILLS: how many lives end so (default: 3)."""
 import os
 import random
-import subprocess
 import sys
 import time
 
-from window import DONE, GaveUp, Window, check, finish, until
+from window import DONE, Window, check, until
 
 # A reply lasts some seconds on any machine, so that the kill comes before its end.
 os.environ["QUIRE_TEST_DELAY_US"] = "60000"
@@ -25,7 +24,7 @@ def labels():
     return (w.seen() or ({}, []))[1]
 
 
-try:
+with w.story("killed-hang.png"):
     w.start()
     w.send("My name is Ada.")
     w.wait_reply(DONE)
@@ -54,11 +53,3 @@ try:
     asked = [text for role, _, text in w.messages() if role == 1]
     check("no message was lost or sent twice", len(asked) == len(set(asked)) == n_kills + 1, asked)
     check("it ends as ever", w.quit() == 0, w.log())
-except (GaveUp, subprocess.TimeoutExpired) as error:
-    w.shot("killed-hang.png")
-    check("waited too long for " + str(error), False, w.log())
-finally:
-    if w.process is not None and w.process.poll() is None:
-        w.process.kill()
-        w.process.wait()
-finish()

@@ -126,6 +126,21 @@ gboolean is_ready(gpointer data)
     return quire_engine_client_is_ready(quire_application_get_client(application));
 }
 
+QuireEngineClient *engine_client(void)
+{
+    return quire_application_get_client(application);
+}
+
+gboolean engine_state_is(gpointer state)
+{
+    return quire_engine_client_get_status(engine_client())->state == (qe_engine_state)GPOINTER_TO_INT(state);
+}
+
+gboolean engine_is_settled(gpointer data)
+{
+    return is_ready(NULL) && quire_engine_client_get_snapshot(engine_client()) != NULL;
+}
+
 gboolean is_idle(gpointer data)
 {
     return !quire_conversation_is_running(conversation());
@@ -271,6 +286,19 @@ gboolean says_something(GtkWidget *widget)
         if (says_something(child))
             return TRUE;
     return FALSE;
+}
+
+char *describe_widget(GtkWidget *widget)
+{
+    GString *out = g_string_new(NULL);
+
+    if (GTK_IS_LABEL(widget))
+        g_string_append_printf(out, "“%.40s” ", gtk_label_get_text(GTK_LABEL(widget)));
+    else if (gtk_widget_get_tooltip_text(widget) != NULL)
+        g_string_append_printf(out, "(%s) ", gtk_widget_get_tooltip_text(widget));
+    for (int i = 0; widget != NULL && i < 7; i++, widget = gtk_widget_get_parent(widget))
+        g_string_append_printf(out, "%s%s", i > 0 ? " < " : "", G_OBJECT_TYPE_NAME(widget));
+    return g_string_free(out, FALSE);
 }
 
 gboolean focus_is_in(gpointer widget)

@@ -25,6 +25,11 @@ char *dup_draft(void);
 gboolean draft_is(gpointer text);
 gboolean is_ready(gpointer data);
 gboolean is_idle(gpointer data);
+QuireEngineClient *engine_client(void);
+/* Is the engine in the state, a qe_engine_state in a pointer? For wait_for(), as the next. */
+gboolean engine_state_is(gpointer state);
+/* Ready, and its first figures are there. */
+gboolean engine_is_settled(gpointer data);
 gboolean has_n_messages(gpointer n);
 guint n_pages_used(void);
 gboolean pages_are(gpointer n);
@@ -43,6 +48,8 @@ gboolean has_no_window_of(gpointer type);
 gboolean says_something(GtkWidget *widget);
 /* Is the focus of the window in @widget? For wait_for(). */
 gboolean focus_is_in(gpointer widget);
+/* The widget and what it is in, for people. Returns: owned. */
+char *describe_widget(GtkWidget *widget);
 GtkWidget *last_row(void);
 void open_window(int width, int height);
 void close_window(void);

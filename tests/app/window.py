@@ -1,5 +1,6 @@
 """The real window as its own process, looked at and driven from outside (under run-headless.sh): keys and mouse by xdotool,
 what is on show by find-button.c, what is kept by the history's database."""
+import contextlib
 import os
 import signal
 import sqlite3
@@ -150,3 +151,17 @@ class Window:
     def quit(self):
         xdotool("key", "ctrl+q")
         return self.process.wait(LIMIT_S)
+
+    @contextlib.contextmanager
+    def story(self, hang):
+        """What is told within ends the program; @hang: the picture's name where something is waited for in vain."""
+        try:
+            yield
+        except (GaveUp, subprocess.TimeoutExpired) as error:
+            self.shot(hang)
+            check("waited too long for " + str(error), False, self.log())
+        finally:
+            if self.process is not None and self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+        finish()

@@ -1,5 +1,6 @@
 /* engine-test.c: helpers of the engine's tests. */
 #include "tests/engine/engine-test.h"
+#include <glib/gstdio.h>
 
 static qe_backend_open_fn backend_open;
 static void *backend_user;
@@ -203,4 +204,30 @@ void et_recover(qe_engine *engine)
     qe_engine_recover(engine);
     qe_engine_wait_ready(engine, &error);
     g_assert_no_error(error);
+}
+
+char *et_scratch(void)
+{
+    g_autoptr(GError) error = NULL;
+    char *dir = g_dir_make_tmp("quire-test-XXXXXX", &error);
+    g_assert_no_error(error);
+    return dir;
+}
+
+void et_scratch_free(char *dir)
+{
+    et_remove_all(dir);
+    g_free(dir);
+}
+
+void et_remove_all(const char *path)
+{
+    GDir *dir = g_dir_open(path, 0, NULL);
+    for (const char *name; dir && (name = g_dir_read_name(dir));) {
+        g_autofree char *child = g_build_filename(path, name, NULL);
+        et_remove_all(child);
+    }
+    if (dir)
+        g_dir_close(dir);
+    g_remove(path);
 }

@@ -47,3 +47,7 @@ qe_session_id et_open(qe_engine *engine);
 void et_assert_same(const et_result *a, const et_result *b); /* text, ids, finish */
 /* Pages used once the engine has nothing left to do. */
 uint32_t et_pages_used(qe_engine *engine);
+/* A folder for the test's files: owned, given back with all that is in it by et_scratch_free(). */
+char *et_scratch(void);
+void et_scratch_free(char *dir);
+void et_remove_all(const char *path); /* a file, or a folder with what is in it; nothing there is fine */

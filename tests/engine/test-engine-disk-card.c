@@ -1,7 +1,7 @@
 /* test-engine-disk-card.c: the disk tier with a card: pages go from the card to host memory and to files, and back in an engine that
  * starts anew, exact and int8. A restored conversation goes on as it did; a flipped byte costs a prefill and is noted. QUIRE_TEST_MODEL names the model folder. With --self the CPU's memory stands in for the card's. */
 #include <gio/gio.h>
-#include <glib/gstdio.h>
+#include <stdio.h>
 #include <string.h>
 #include "tests/engine/engine-test.h"
 
@@ -36,18 +36,6 @@ static void ask(qe_engine *engine, qe_session_id session, const GArray *ids, et_
     params.ignore_eos = true;
     et_generate(engine, &params, r);
     g_assert_no_error(r->error);
-}
-
-static void remove_all(const char *path)
-{
-    GDir *dir = g_dir_open(path, 0, NULL);
-    for (const char *name; dir && (name = g_dir_read_name(dir));) {
-        g_autofree char *child = g_build_filename(path, name, NULL);
-        remove_all(child);
-    }
-    if (dir)
-        g_dir_close(dir);
-    g_remove(path);
 }
 
 /* Flips a bit in the middle of the only page file. */
@@ -135,7 +123,7 @@ static void test_mode(gconstpointer data)
         et_assert_same(&r[FURTHER], &r[DAMAGED]);
     for (int i = 0; i < N_ROUNDS; i++)
         et_result_clear(&r[i]);
-    remove_all(dir);
+    et_remove_all(dir);
 }
 
 int main(int argc, char **argv)

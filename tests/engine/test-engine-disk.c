@@ -123,32 +123,6 @@ static void resume(const char *dir, const char *key, const GArray *ids, uint32_t
 
 /* ---- Files ---- */
 
-static char *scratch(void)
-{
-    g_autoptr(GError) error = NULL;
-    char *dir = g_dir_make_tmp("quire-disk-XXXXXX", &error);
-    g_assert_no_error(error);
-    return dir;
-}
-
-static void remove_all(const char *path)
-{
-    GDir *dir = g_dir_open(path, 0, NULL);
-    for (const char *name; dir && (name = g_dir_read_name(dir));) {
-        g_autofree char *child = g_build_filename(path, name, NULL);
-        remove_all(child);
-    }
-    if (dir)
-        g_dir_close(dir);
-    g_remove(path);
-}
-
-static void scratch_free(char *dir)
-{
-    remove_all(dir);
-    g_free(dir);
-}
-
 /* Paths of all files whose name has @part in it. Owned. */
 static GPtrArray *find_files(const char *root, const char *part)
 {
@@ -278,7 +252,7 @@ static void test_pool(void)
 
 static void restart(bool mock)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(mock);
     g_autoptr(GArray) ids = et_some_ids(300, 3);
     g_auto(et_result) first = {0};
@@ -297,7 +271,7 @@ static void restart(bool mock)
     /* And what that turn added. */
     resume(dir, "one", ids, (ids->len - 1) / 16 * 16, false);
     resume(dir, "two", ids, 0, false);
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 static void test_restart_cpu(void)
@@ -316,7 +290,7 @@ static void test_history(void)
     static const char *const texts[] = {"Tell me a long story about a cat and a mouse.",
         "It was a dark night.", "My name is Mira. What is a KV cache?", "It keeps what was computed.",
         "What is my name?"};
-    char *dir = scratch();
+    char *dir = et_scratch();
     et_result results[3] = {{0}};
     qe_message messages[5];
     for (guint i = 0; i < G_N_ELEMENTS(messages); i++)
@@ -342,14 +316,14 @@ static void test_history(void)
     g_assert_cmpuint(r->n_new, ==, r->n_prompt - r->n_restored_disk);
     for (int k = 0; k < 3; k++)
         et_result_clear(&results[k]);
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* A session that is closed is saved; opened again in the same engine it goes on, and so does a restart. */
 static void test_close(void)
 {
     for (int mock = 0; mock < 2; mock++) {
-        char *dir = scratch();
+        char *dir = et_scratch();
         use_backend(mock);
         g_autoptr(GArray) ids = et_some_ids(200, 8);
         qe_engine *engine = engine_with(dir);
@@ -362,14 +336,14 @@ static void test_close(void)
         }
         qe_engine_free(engine);
         resume(dir, "k", ids, 192, false);
-        scratch_free(dir);
+        et_scratch_free(dir);
     }
 }
 
 /* What an edit replaced is gone from the disk, what came before and after it is there. */
 static void test_edit(void)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(false);
     g_autoptr(GArray) a = et_some_ids(300, 20), b = et_some_ids(260, 21);
     memcpy(b->data, a->data, 150 * sizeof(uint32_t));
@@ -386,7 +360,7 @@ static void test_edit(void)
     /* Rewound and not continued: what lies behind is still valid. */
     g_array_set_size(b, 100);
     resume(dir, "edited", b, 96, false);
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 typedef enum { FLIP_PAGE, CUT_PAGES, FLIP_INDEX, CUT_INDEX, NO_PAGES, OTHERS_FILES, N_DAMAGES } damage;
@@ -426,14 +400,14 @@ static void test_damage(void)
     for (int mock = 0; mock < 2; mock++) {
         use_backend(mock);
         for (int kind = 0; kind < N_DAMAGES; kind++) {
-            char *dir = scratch();
+            char *dir = et_scratch();
             save(dir, "mine", mine);
             save(dir, "theirs", theirs);
             damage_files(dir, (damage)kind);
             uint32_t n = kind == FLIP_PAGE ? 80 : kind == CUT_PAGES ? 112 : 0;
             resume(dir, "mine", mine, n, true);
             resume(dir, "mine", mine, 288, false);
-            scratch_free(dir);
+            et_scratch_free(dir);
         }
     }
 }
@@ -441,7 +415,7 @@ static void test_damage(void)
 /* Another kind of page: nothing is found, nothing is harmed. */
 static void test_other_digest(void)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(false);
     g_autoptr(GArray) ids = et_some_ids(200, 40);
     save(dir, "k", ids);
@@ -453,14 +427,14 @@ static void test_other_digest(void)
         qe_engine_free(engine);
     }
     resume(dir, "k", ids, 192, false);
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* Pages of other instructions have other bits: an engine finds those of its own kind alone, whether it was asked to be of
  * that kind or is by itself. */
 static void test_other_kernels(void)
 {
-    char *dir = scratch(), error[160];
+    char *dir = et_scratch(), error[160];
     use_backend(false);
     qk_backend *backend;
     g_assert_cmpint(
@@ -487,13 +461,13 @@ static void test_other_kernels(void)
         g_assert_cmpuint(r.receipt.n_restored_disk, ==, rounds[i].found ? 192 : 0);
         qe_engine_free(engine);
     }
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* No room: replies are what they are, and the tier says why it keeps less. */
 static void test_quota(void)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(false);
     g_autoptr(GArray) ids = et_some_ids(300, 50);
     g_auto(et_result) expected = {0};
@@ -508,7 +482,7 @@ static void test_quota(void)
             ;
         qe_engine_free(engine);
     }
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* Hardly any host memory: as much comes back as fits, and pages on their way out keep nobody from theirs. */
@@ -517,7 +491,7 @@ static void test_little_memory(void)
     g_autoptr(GArray) ids = et_some_ids(300, 51);
     g_autoptr(GArray) other = et_some_ids(310, 52);
     for (int mock = 0; mock < 2; mock++) {
-        char *dir = scratch();
+        char *dir = et_scratch();
         use_backend(mock);
         et_result expected[2] = {{0}};
         want(ids, &expected[0]);
@@ -540,14 +514,14 @@ static void test_little_memory(void)
         }
         et_result_clear(&expected[0]);
         et_result_clear(&expected[1]);
-        scratch_free(dir);
+        et_scratch_free(dir);
     }
 }
 
 /* Deleting takes the files of the conversation, open or not, and no other's. */
 static void test_delete(void)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(false);
     g_autoptr(GArray) a = et_some_ids(200, 60), b = et_some_ids(200, 61);
     save(dir, "a", a);
@@ -572,7 +546,7 @@ static void test_delete(void)
         resume(dir, "a", a, 0, false);
         resume(dir, "b", b, 192, false);
     }
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* Conversations of one directory, asked at the same time after a restart: each has its own pages. */
@@ -580,7 +554,7 @@ static void test_two(void)
 {
     enum { N = 4 };
     for (int mock = 0; mock < 2; mock++) {
-        char *dir = scratch();
+        char *dir = et_scratch();
         use_backend(mock);
         et_result expected[N] = {{0}}, got[N] = {{0}};
         GArray *ids[N];
@@ -611,7 +585,7 @@ static void test_two(void)
             et_result_clear(&got[i]);
             g_array_unref(ids[i]);
         }
-        scratch_free(dir);
+        et_scratch_free(dir);
     }
 }
 
@@ -621,7 +595,7 @@ static void test_last_logits(void)
 {
     for (int mock = 0; mock < 2; mock++) {
         for (uint32_t n = 288; n <= 300; n += 12) { /* whole pages; and a tail */
-            char *dir = scratch();
+            char *dir = et_scratch();
             use_backend(mock);
             g_autoptr(GArray) ids = et_some_ids(n, 97);
             save(dir, "k", ids);
@@ -659,7 +633,7 @@ static void test_last_logits(void)
             }
             g_array_append_vals(ids, ids->data, 5);
             resume(dir, "k", ids, n / 16 * 16, false);
-            scratch_free(dir);
+            et_scratch_free(dir);
         }
     }
 }
@@ -667,7 +641,7 @@ static void test_last_logits(void)
 /* The same in an engine that goes on: a reply that is made anew, shorter or longer than the one before. */
 static void test_regenerate(void)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(true);
     g_autoptr(GArray) ids = et_some_ids(150, 98);
     g_auto(et_result) expected = {0};
@@ -697,14 +671,14 @@ static void test_regenerate(void)
         g_assert_cmpuint(r.receipt.n_reused, ==, changed[i][1]);
     }
     qe_engine_free(engine);
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* int8 pages have files of their own: a conversation in either mode comes back in that, and neither finds the other's. */
 static void test_int8(void)
 {
     for (int mock = 0; mock < 2; mock++) {
-        char *dir = scratch();
+        char *dir = et_scratch();
         use_backend(mock);
         g_autoptr(GArray) ids = et_some_ids(200, 82);
         et_result first = {0};
@@ -745,14 +719,14 @@ static void test_int8(void)
         g_autofree char *note = note_of(engine);
         g_assert_cmpstr(note, ==, NULL);
         qe_engine_free(engine);
-        scratch_free(dir);
+        et_scratch_free(dir);
     }
 }
 
 /* Who does not use the cache, or has but one tier, is not kept. */
 static void test_not_kept(void)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(false);
     g_autoptr(GArray) ids = et_some_ids(200, 80);
     for (int i = 0; i < 3; i++) {
@@ -771,13 +745,13 @@ static void test_not_kept(void)
         g_autoptr(GPtrArray) found = find_files(dir, ".pages");
         g_assert_cmpuint(found->len, ==, 0);
     }
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* A directory that cannot be used, or is in use, is a reason, not an error. */
 static void test_unusable(void)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(false);
     g_autoptr(GArray) ids = et_some_ids(100, 81);
     g_autofree char *missing = g_build_filename(dir, "not", "there", NULL);
@@ -798,14 +772,14 @@ static void test_unusable(void)
         qe_engine_free(engine);
     }
     qe_engine_free(owner);
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* Cancelling and closing while pages are being read leaves everything as it was. */
 static void test_cancel(void)
 {
     for (int mock = 0; mock < 2; mock++) {
-        char *dir = scratch();
+        char *dir = et_scratch();
         use_backend(mock);
         g_autoptr(GArray) ids = et_some_ids(300, 90);
         save(dir, "k", ids);
@@ -828,7 +802,7 @@ static void test_cancel(void)
         }
         qe_engine_free(engine);
         resume(dir, "k", ids, 288, false);
-        scratch_free(dir);
+        et_scratch_free(dir);
     }
 }
 
@@ -842,7 +816,7 @@ static void test_lost(void)
     for (guint at = 4; at < 30; at += 5) {
         g_autoptr(GError) error = NULL;
         g_auto(et_result) r = {0};
-        char *dir = scratch();
+        char *dir = et_scratch();
         save(dir, "k", ids);
         mock_options.lose_at = at;
         qe_engine *engine = engine_with(dir);
@@ -860,7 +834,7 @@ static void test_lost(void)
         et_assert_same(&expected, &r);
         qe_engine_free(engine);
         resume(dir, "k", ids, 288, false);
-        scratch_free(dir);
+        et_scratch_free(dir);
     }
 }
 
@@ -896,7 +870,7 @@ static void test_killed(void)
 {
     for (guint n_turns = 2; n_turns < 14; n_turns += 4) {
         g_autoptr(GError) error = NULL;
-        char *dir = scratch();
+        char *dir = et_scratch();
         g_autoptr(GSubprocess) child =
             g_subprocess_new(G_SUBPROCESS_FLAGS_STDOUT_PIPE, &error, program, "--child", dir, NULL);
         g_assert_no_error(error);
@@ -922,7 +896,7 @@ static void test_killed(void)
         g_test_message("killed after %u turns: %u tokens came back", n_turns, r.receipt.n_restored_disk);
         qe_engine_free(engine);
         resume(dir, "killed", ids, ids->len / 16 * 16, false); /* and the logits behind it */
-        scratch_free(dir);
+        et_scratch_free(dir);
     }
 }
 

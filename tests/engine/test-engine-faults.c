@@ -2,7 +2,6 @@
  * test has are here; README.md beside it names the test of each. Caches that go without a word, a better match passed over,
  * a context that shifts, types that fall to something slow, a disk that is slower than computing, bytes written for nobody. */
 #include <gio/gio.h>
-#include <glib/gstdio.h>
 #include <string.h>
 #include <sys/uio.h>
 #include "engine/qe-lock.h"
@@ -143,32 +142,6 @@ static void set_mode(qe_engine *engine, qe_session_id session, qe_cache_mode mod
     }
 }
 
-static char *scratch(void)
-{
-    g_autoptr(GError) error = NULL;
-    char *dir = g_dir_make_tmp("quire-faults-XXXXXX", &error);
-    g_assert_no_error(error);
-    return dir;
-}
-
-static void remove_all(const char *path)
-{
-    GDir *dir = g_dir_open(path, 0, NULL);
-    for (const char *name; dir && (name = g_dir_read_name(dir));) {
-        g_autofree char *child = g_build_filename(path, name, NULL);
-        remove_all(child);
-    }
-    if (dir)
-        g_dir_close(dir);
-    g_remove(path);
-}
-
-static void scratch_free(char *dir)
-{
-    remove_all(dir);
-    g_free(dir);
-}
-
 /* ---- Reuse that is off is told (3) ---- */
 
 /* What a turn computed beyond its new tokens is explained: the reason, and from which position on. */
@@ -264,7 +237,7 @@ static void test_told_evicted(void)
 
 static void longest(bool on_mock)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(on_mock);
     g_autoptr(GArray) ids = et_some_ids(300, 4);
     g_auto(et_result) expected = {0};
@@ -311,7 +284,7 @@ static void longest(bool on_mock)
     g_assert_cmpuint(r.receipt.n_reused, ==, 299);
     et_assert_same(&expected, &r);
     qe_engine_free(engine);
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 static void test_longest_cpu(void)
@@ -526,7 +499,7 @@ static void test_slow_disk(void)
     g_auto(et_result) expected = {0};
     want(ids, 300, &expected);
     for (guint i = 0; i < G_N_ELEMENTS(let_through); i++) {
-        char *dir = scratch();
+        char *dir = et_scratch();
         g_auto(et_result) r = {0};
         qe_engine *engine = engine_with(dir, 400, 400);
         asked(engine, open_with(engine, "k", NULL), ids, 290);
@@ -558,7 +531,7 @@ static void test_slow_disk(void)
         g_assert_cmpuint(r.receipt.n_reused, >=, 288);
         g_assert_cmpuint(r.receipt.n_restored_disk, >=, 288);
         qe_engine_free(engine);
-        scratch_free(dir);
+        et_scratch_free(dir);
     }
 }
 
@@ -589,7 +562,7 @@ static traffic traffic_of(qe_engine *engine, uint64_t n_disk_in)
 
 static void test_traffic(void)
 {
-    char *dir = scratch();
+    char *dir = et_scratch();
     use_backend(true);
     g_autoptr(GArray) ids = et_some_ids(300, 8);
     qe_cache_config private;
@@ -628,7 +601,7 @@ static void test_traffic(void)
     g_assert_cmpuint(t.host_in, >=, 19);  /* from the disk */
     g_assert_cmpuint(t.host_out, ==, 18); /* what the turn used; the reply's page was not asked for */
     qe_engine_free(engine);
-    scratch_free(dir);
+    et_scratch_free(dir);
 }
 
 /* ---- The table ---- */

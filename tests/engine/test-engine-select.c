@@ -1,7 +1,6 @@
 /* test-engine-select.c: the cache mode selective: up to its identity length the exact mode, to the bit; above it something
  * else, but the same wherever pages are, whatever happened to them; and never mixed with what others computed, in memory
  * or on disk. The choice itself is checked against float64 by tests/kernels/test-kernels-select.c. */
-#include <glib/gstdio.h>
 #include <math.h>
 #include <string.h>
 #include "kernels/qk-mock.h"
@@ -369,17 +368,6 @@ static void test_fork(void)
     qe_engine_free(engine);
 }
 
-static void remove_all(const char *path)
-{
-    GDir *dir = g_dir_open(path, 0, NULL);
-    for (const char *name; dir && (name = g_dir_read_name(dir));) {
-        g_autofree char *child = g_build_filename(path, name, NULL);
-        remove_all(child);
-    }
-    g_clear_pointer(&dir, g_dir_close);
-    g_remove(path);
-}
-
 /* After a restart its pages come from the disk, and get bounds there; for another way to select, or exact, they do not. */
 static void test_restart(void)
 {
@@ -413,7 +401,7 @@ static void test_restart(void)
             g_assert_true((r.receipt.skipped_share > 0.5) == (n_chosen[i] > 0));
             qe_engine_free(engine);
         }
-        remove_all(dir);
+        et_remove_all(dir);
     }
 }
 

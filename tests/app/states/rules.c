@@ -7,24 +7,12 @@
 #include "app/quire-figures.h"
 #include "app/quire-page-map.h"
 #include "tests/app/states/states.h"
+#include "tests/app/ui-harness.h"
 
 /* Margins and borders of the style may lie outside by some pixels. */
 #define OUTSIDE_PX 13
 /* Rounding of text layouts. */
 #define LAYOUT_PX 2
-
-static char *describe(GtkWidget *widget)
-{
-    GString *out = g_string_new(NULL);
-
-    if (GTK_IS_LABEL(widget))
-        g_string_append_printf(out, "“%.40s” ", gtk_label_get_text(GTK_LABEL(widget)));
-    else if (gtk_widget_get_tooltip_text(widget) != NULL)
-        g_string_append_printf(out, "(%s) ", gtk_widget_get_tooltip_text(widget));
-    for (int i = 0; widget != NULL && i < 7; i++, widget = gtk_widget_get_parent(widget))
-        g_string_append_printf(out, "%s%s", i > 0 ? " < " : "", G_OBJECT_TYPE_NAME(widget));
-    return g_string_free(out, FALSE);
-}
 
 static void G_GNUC_PRINTF(2, 3) fault(GPtrArray *faults, const char *format, ...)
 {
@@ -52,17 +40,6 @@ static gboolean within(GtkWidget *widget, const char *const *types)
 }
 
 /* ---- Names ---- */
-
-static gboolean says_something(GtkWidget *widget)
-{
-    if (GTK_IS_LABEL(widget) && gtk_label_get_text(GTK_LABEL(widget))[0] != '\0')
-        return TRUE;
-    for (GtkWidget *child = gtk_widget_get_first_child(widget); child != NULL;
-         child = gtk_widget_get_next_sibling(child))
-        if (says_something(child))
-            return TRUE;
-    return FALSE;
-}
 
 static gboolean is_named(GtkWidget *widget)
 {
@@ -113,7 +90,7 @@ static void check_place(GtkWidget *widget, GPtrArray *faults)
     h = (float)gtk_widget_get_height(parent);
     if (r.origin.x < -OUTSIDE_PX || r.origin.y < -OUTSIDE_PX || r.origin.x + r.size.width > w + OUTSIDE_PX ||
         r.origin.y + r.size.height > h + OUTSIDE_PX) {
-        g_autofree char *text = describe(widget);
+        g_autofree char *text = describe_widget(widget);
 
         fault(faults, "outside its parent (%.0f,%.0f %.0fx%.0f in %.0fx%.0f): %s", r.origin.x, r.origin.y,
             r.size.width, r.size.height, w, h, text);
@@ -160,7 +137,7 @@ static void check_label(GtkLabel *label, GPtrArray *faults)
     else if (height > have_height + LAYOUT_PX)
         how = "too high";
     if (how != NULL) {
-        g_autofree char *text = describe(GTK_WIDGET(label));
+        g_autofree char *text = describe_widget(GTK_WIDGET(label));
 
         fault(faults, "%s (%dx%d in %dx%d): %s", how, width, height, have_width, have_height, text);
     }
@@ -186,7 +163,7 @@ static void check_widget(GtkWidget *widget, GPtrArray *faults)
     if (GTK_IS_INFO_BAR(widget) && gtk_info_bar_get_revealed(GTK_INFO_BAR(widget)))
         n_bars++;
     if (is_control(widget) && !is_named(widget)) {
-        g_autofree char *text = describe(widget);
+        g_autofree char *text = describe_widget(widget);
 
         fault(faults, "no name: %s", text);
     }
@@ -195,21 +172,21 @@ static void check_widget(GtkWidget *widget, GPtrArray *faults)
         check_widget(child, faults);
 }
 
-void rules_check(GtkWidget *window, int width_max, GPtrArray *faults)
+void rules_check(GtkWidget *top, int width_max, GPtrArray *faults)
 {
-    GtkWidget *content = gtk_widget_get_first_child(window);
+    GtkWidget *content = gtk_widget_get_first_child(top);
     int minimum;
 
     n_bars = 0;
-    check_widget(window, faults);
+    check_widget(top, faults);
     if (n_bars > 1)
         fault(faults, "%u bars at once", n_bars);
-    if (ADW_IS_APPLICATION_WINDOW(window))
-        content = adw_application_window_get_content(ADW_APPLICATION_WINDOW(window));
+    if (ADW_IS_APPLICATION_WINDOW(top))
+        content = adw_application_window_get_content(ADW_APPLICATION_WINDOW(top));
     gtk_widget_measure(content, GTK_ORIENTATION_HORIZONTAL, -1, &minimum, NULL, NULL, NULL);
     /* GTK's own window of shortcuts has the width of its columns. */
-    if (minimum > width_max && !GTK_IS_SHORTCUTS_WINDOW(window))
-        fault(faults, "%s is at least %d px wide", G_OBJECT_TYPE_NAME(window), minimum);
+    if (minimum > width_max && !GTK_IS_SHORTCUTS_WINDOW(top))
+        fault(faults, "%s is at least %d px wide", G_OBJECT_TYPE_NAME(top), minimum);
 }
 
 static double luminance(const GdkRGBA *c)
@@ -222,10 +199,10 @@ static double luminance(const GdkRGBA *c)
     return 0.2126 * l[0] + 0.7152 * l[1] + 0.0722 * l[2];
 }
 
-void rules_check_contrast(GtkWidget *window, GPtrArray *faults)
+void rules_check_contrast(GtkWidget *top, GPtrArray *faults)
 {
     static const char *const names[] = {"quire_tier_gpu", "quire_tier_host", "quire_tier_disk"};
-    GtkStyleContext *context = gtk_widget_get_style_context(window);
+    GtkStyleContext *context = gtk_widget_get_style_context(top);
     GdkRGBA ground, color;
 
     if (!gtk_style_context_lookup_color(context, "window_bg_color", &ground)) {

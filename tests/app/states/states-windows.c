@@ -1,5 +1,5 @@
-/* states-windows.c: states of the windows beside the chat's. A load that takes its time needs a device that is not there yet:
- * the linker hands the engine's making to this file. */
+/* states-windows.c: states of the windows beside the chat's. A load that takes its time needs a device that is not there yet,
+ * see mock-card.h. */
 #include <adwaita.h>
 #include <glib/gstdio.h>
 #include <string.h>
@@ -13,71 +13,26 @@
 #include "app/quire-settings.h"
 #include "app/quire-why-gpu.h"
 #include "app/quire-window-private.h"
-#include "engine/qe-engine.h"
-#include "kernels/qk-mock.h"
+#include "tests/app/mock-card.h"
 #include "tests/app/states/states.h"
 #include "tests/app/ui-harness.h"
 
 /* ---- The engine's device ---- */
 
-static gboolean use_mock;
-static gint held;
-
-qe_engine *__real_qe_engine_new(const qe_engine_options *options, GError **error);
-qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error);
-
-static qk_status open_mock(void *user, qk_backend **out, char *error, size_t error_size)
-{
-    qk_mock_options options = {.n_threads = 1, .memory_bytes = 1ull << 30};
-    qk_status status = qk_mock_open(&options, out, error, error_size);
-
-    while (g_atomic_int_get(&held))
-        g_usleep(1000);
-    return status;
-}
-
-qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error)
-{
-    qe_engine_options o = *options;
-
-    if (!use_mock)
-        return __real_qe_engine_new(options, error);
-    o.host_bytes_max = 64 << 20;
-    o.ring_bytes = 1 << 20;
-    o.memory_reserve = 1;
-    o.kv_bytes_max = 32 << 20;
-    return qe_engine_new_with_backend(&o, open_mock, NULL, error);
-}
-
-static QuireEngineClient *client(void)
-{
-    return quire_application_get_client(application);
-}
-
-static gboolean state_is(gpointer state)
-{
-    return quire_engine_client_get_status(client())->state == (qe_engine_state)GPOINTER_TO_INT(state);
-}
-
-static gboolean is_settled(gpointer data)
-{
-    return is_ready(NULL) && quire_engine_client_get_snapshot(client()) != NULL;
-}
-
 static void hold_load(void)
 {
-    use_mock = TRUE;
-    g_atomic_int_set(&held, 1);
+    mock_card_use = TRUE;
+    mock_card_hold(TRUE);
     quire_application_restart_engine(application);
-    wait_for("a load", state_is, GINT_TO_POINTER(QE_ENGINE_LOADING));
+    wait_for("a load", engine_state_is, GINT_TO_POINTER(QE_ENGINE_LOADING));
 }
 
 static void let_load(void)
 {
-    g_atomic_int_set(&held, 0);
-    use_mock = FALSE;
+    mock_card_hold(FALSE);
+    mock_card_use = FALSE;
     quire_application_restart_engine(application);
-    wait_for("an engine", is_settled, NULL);
+    wait_for("an engine", engine_is_settled, NULL);
 }
 
 static gboolean has_bar(gpointer data)
@@ -96,12 +51,12 @@ static void show_loading(void)
 /* The card's memory was given back. */
 static void show_released(void)
 {
-    use_mock = TRUE;
+    mock_card_use = TRUE;
     quire_application_restart_engine(application);
-    wait_for("an engine", is_settled, NULL);
+    wait_for("an engine", engine_is_settled, NULL);
     show_done();
     g_action_group_activate_action(G_ACTION_GROUP(application), "release-memory", NULL);
-    wait_for("the release", state_is, GINT_TO_POINTER(QE_ENGINE_RELEASED));
+    wait_for("the release", engine_state_is, GINT_TO_POINTER(QE_ENGINE_RELEASED));
 }
 
 /* ---- Windows ---- */

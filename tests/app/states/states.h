@@ -34,10 +34,10 @@ GtkWidget *find_by_action(GtkWidget *root, const char *action);
 
 /* ---- Rules: rules.c ---- */
 
-/* Appends to @faults (element-type utf8) what is wrong with what @window and the popovers over it show. */
-void rules_check(GtkWidget *window, int width_max, GPtrArray *faults);
+/* Appends to @faults (element-type utf8) what is wrong with what @top and the popovers over it show. */
+void rules_check(GtkWidget *top, int width_max, GPtrArray *faults);
 /* Tiers stand out from what they are drawn on. */
-void rules_check_contrast(GtkWidget *window, GPtrArray *faults);
+void rules_check_contrast(GtkWidget *top, GPtrArray *faults);
 
 /* ---- Words: pseudo.c ---- */
 
