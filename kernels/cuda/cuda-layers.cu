@@ -3,7 +3,8 @@
  *   prepare                                                plan, tokens, positions, embeddings
  *   decode, few rows:  a layer is  linear(norm + QKV), attention, linear(O) += x, linear(norm + gate,up, SiLU),
  *                                  linear(down) += x; then linear(norm + lm_head) of the output rows, sample
- *                      (with outside pages two more launches around the attention: cuda-partial.cu)
+ *                      (with outside pages two more launches around the attention: cuda-partial.cu; one row on the
+ *                      portable path: all that lies between two attentions in one launch, linear-chain.cu)
  *   16 rows on:        the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
  *   many rows:         a layer is  rms_norm, QKV, heads, attention, O += x, rms_norm, (gate,up, SiLU) by row blocks,
  *                                  down += x; after the last attention only the output rows go on, the few-rows way
@@ -19,7 +20,7 @@
  *  5. A row block's kernels take the plan of the whole step: they touch no row from their rows_max on.
  *
  * Launches and bytes a layer of the reference model (36 layers):
- *   decode        5 launches, 183 a step. 202 MB of weights, 48 us at 4.2 TB/s, and 4 KB a key; activations (of 64 rows:
+ *   decode        5 launches, 183 a step; one row on the portable path 2, 75 a step. 202 MB of weights, 48 us at 4.2 TB/s, and 4 KB a key; activations (of 64 rows:
  *                 1.6 + 1.0 + 2.5 + 0.7 MB) stay in the level 2 cache.
  *   few rows      6 or 7
  *   2,048 rows    10 to 12: 413 GFLOP, 520 us at 790 TFLOP/s; of activations 21+10 (norm), 10+25 (QKV), 25+25 (heads),
@@ -169,6 +170,8 @@ static bool prepare(way *w)
     a.head_dim = w->shape->head_dim;
     a.hidden = w->shape->hidden;
     a.rows_max = w->pass->n_rows;
+    a.zeros = w->ctx->arrived;
+    a.n_zeros = QKC_CHAIN_MAX * w->shape->n_layers;
     return ok(w, "prepare", qkc_prepare(&launch, &a));
 }
 
@@ -263,25 +266,48 @@ static qkc_linear_args linear_args(const way *w, const small_rows *r)
     return a;
 }
 
-/* From the attention's output to the layer's end. */
+/* A layer's products: QKV, O, gate and up, down. */
+static void layer_products(const way *w, const small_rows *r, const qkc_layer *layer, qkc_linear_args args[4])
+{
+    const uint32_t hidden = w->shape->hidden, ffn = w->shape->ffn;
+    qkc_linear_args *qkv = &args[0], *o = &args[1], *up = &args[2], *down = &args[3];
+    for (int i = 0; i < 4; i++)
+        args[i] = linear_args(w, r);
+    qkv->w = layer->qkv, qkv->x = r->x, qkv->norm = layer->attn_norm, qkv->y = w->ctx->small_qkv;
+    qkv->n_out = w->ctx->qkv_dim, qkv->n_in = hidden, qkv->then = QKC_STORE;
+    o->w = layer->o, o->x = r->attn, o->y = r->x;
+    o->n_out = hidden, o->n_in = w->ctx->q_dim, o->then = QKC_ADD;
+    up->w = layer->gate_up, up->x = r->x, up->norm = layer->ffn_norm, up->y = w->ctx->small_act;
+    up->n_out = ffn, up->n_in = hidden, up->then = QKC_SILU_MUL;
+    down->w = layer->down, down->x = w->ctx->small_act, down->y = r->x;
+    down->n_out = hidden, down->n_in = ffn, down->then = QKC_ADD;
+}
+
+/* Whether what lies between two attentions is one launch. */
+static bool is_chained(const way *w, const qkc_linear_args args[4])
+{
+    return w->pass->kind == QKC_PASS_DECODE && w->pass->n_rows == 1 && !w->step->plan.profile &&
+           qkc_linear_chain_suits(w->launch, args, 4);
+}
+
+/* From the attention's output to the layer's end, and where the products are chained to the next one's QKV. */
 static bool small_rest(way *w, const small_rows *r)
 {
-    const qkc_layer *layer = &w->model->layers[w->layer];
-    const uint32_t hidden = w->shape->hidden, ffn = w->shape->ffn;
     if (is_wide(w, r->n_max, r->room))
         return wide_rest(w, r);
-    qkc_linear_args o = linear_args(w, r);
-    o.w = layer->o, o.x = r->attn, o.y = r->x;
-    o.n_out = hidden, o.n_in = w->ctx->q_dim, o.then = QKC_ADD;
-    qkc_linear_args up = linear_args(w, r);
-    up.w = layer->gate_up, up.x = r->x, up.norm = layer->ffn_norm, up.y = w->ctx->small_act;
-    up.n_out = ffn, up.n_in = hidden, up.then = QKC_SILU_MUL;
-    qkc_linear_args down = linear_args(w, r);
-    down.w = layer->down, down.x = w->ctx->small_act, down.y = r->x;
-    down.n_out = hidden, down.n_in = ffn, down.then = QKC_ADD;
-    return ok(w, "O", qkc_linear(w->launch, &o)) && mark(w, QK_PART_PROJECT) &&
-           ok(w, "gate and up", qkc_linear(w->launch, &up)) && ok(w, "down", qkc_linear(w->launch, &down)) &&
-           mark(w, QK_PART_MLP);
+    qkc_linear_args args[5];
+    layer_products(w, r, &w->model->layers[w->layer], args);
+    if (is_chained(w, args)) {
+        qkc_linear_args next[4];
+        layer_products(w, r, &w->model->layers[is_last(w) ? w->layer : w->layer + 1], next);
+        args[4] = next[0];
+        return ok(w, "O, gate and up, down, QKV",
+            qkc_linear_chain(
+                w->launch, args + 1, is_last(w) ? 3 : 4, w->ctx->arrived + w->layer * QKC_CHAIN_MAX));
+    }
+    return ok(w, "O", qkc_linear(w->launch, &args[1])) && mark(w, QK_PART_PROJECT) &&
+           ok(w, "gate and up", qkc_linear(w->launch, &args[2])) &&
+           ok(w, "down", qkc_linear(w->launch, &args[3])) && mark(w, QK_PART_MLP);
 }
 
 /* @room: rows that @logits has memory for. */
@@ -305,10 +331,11 @@ static bool small_qkv(way *w, const small_rows *r)
         return wide_norm(w, r, layer->attn_norm, false) &&
                typed_product(w, layer->qkv, w->ctx->wide_in, w->ctx->small_qkv, QK_F32, r->n_max,
                    w->ctx->qkv_dim, w->shape->hidden, false);
-    qkc_linear_args a = linear_args(w, r);
-    a.w = layer->qkv, a.x = r->x, a.norm = layer->attn_norm, a.y = w->ctx->small_qkv;
-    a.n_out = w->ctx->qkv_dim, a.n_in = w->shape->hidden, a.then = QKC_STORE;
-    return ok(w, "QKV", qkc_linear(w->launch, &a));
+    qkc_linear_args args[4];
+    layer_products(w, r, layer, args);
+    if (w->layer > 0 && is_chained(w, args)) /* the layer before did it */
+        return true;
+    return ok(w, "QKV", qkc_linear(w->launch, &args[0]));
 }
 
 /* The pieces from @first on below @end in the list of all sequences'. */

@@ -151,6 +151,8 @@ typedef struct {
     float rope_factor;
     uint32_t head_dim, hidden;
     uint32_t rows_max; /* of this launch: the grid covers them */
+    uint32_t *zeros;   /* [n_zeros]: set to 0 */
+    uint32_t n_zeros;
 } qkc_prepare_args;
 
 /* Fills what of a host plan is made of the others, for a launch whose rows_max is at most @rows_max: host code. */
@@ -211,6 +213,16 @@ typedef struct {
     qkc_plan plan;
 } qkc_linear_args;
 cudaError_t qkc_linear(const qkc_launch *launch, const qkc_linear_args *args);
+
+/* ---- linear-chain.cu ----------------------------------------------------------------------------------------- */
+
+/* @n products of one row (rows_max 1, no gather, the same plan), each of which may read what those before wrote, in one
+ * cooperative launch. @arrived: [n - 1] device, 0. The results are those of qkc_linear() to the last bit. Not on Hopper's
+ * path, where kernels overlap. */
+#define QKC_CHAIN_MAX 4u
+bool qkc_linear_chain_suits(const qkc_launch *launch, const qkc_linear_args *args, uint32_t n);
+cudaError_t qkc_linear_chain(
+    const qkc_launch *launch, const qkc_linear_args *args, uint32_t n, uint32_t *arrived);
 
 /* ---- attn-decode.cu ------------------------------------------------------------------------------------------ */
 

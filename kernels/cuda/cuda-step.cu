@@ -213,6 +213,7 @@ static void lay_out_device(qkc_context *ctx, arena *a)
     take(a, &ctx->partial_index, p->partial_max > 0 ? ctx->decode_max : 0);
     take(a, &ctx->partial_count, p->partial_max > 0 ? 1 : 0);
     take(a, &ctx->partial_lse, p->partial_max > 0 ? (uint64_t)ctx->decode_max * shape->n_heads : 0);
+    take(a, &ctx->arrived, QKC_CHAIN_MAX * shape->n_layers);
     take(a, &ctx->slots, p->slots_max);
     take(a, &ctx->history, (uint64_t)p->slots_max * shape->vocab);
     take(a, &ctx->masks, (uint64_t)p->masks_max * qk_mask_words(shape->vocab));

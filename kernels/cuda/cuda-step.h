@@ -117,6 +117,7 @@ typedef struct {
     float *out_attn;    /* [outputs_max, q_dim] */
     uint32_t *tail_counts; /* [ceil(outputs_max / QKC_SMALL_ROWS), 4]: plan.counts of each block of outputs */
     qkc_tile *tiles, *merges; /* [tiles_max] */
+    uint32_t *arrived;        /* [n_layers, QKC_CHAIN_MAX]: of qkc_linear_chain() */
     int32_t *slots;           /* [slots_max]: -1 until written */
     uint16_t *history;        /* [slots_max, vocab] */
     uint32_t *masks;          /* [masks_max, qk_mask_words(vocab)]: the running step's */

@@ -5,28 +5,24 @@
  *  1. A block owns a contiguous range of outputs, equal over the grid to within one, and one block (a few on the portable
  *     path) runs on each SM for the kernel's whole life. Its weights are cut into units of 512 inputs (1 KiB) of one row;
  *     warp w takes units w, w + 16, ... of its rows, so that all warps stream equally whatever the shape.
- *  2. Each warp has a private ring of DEPTH units in shared memory, kept full by cp.async (or bulk copies, sm_90). A lane
+ *  2. Each warp has a private ring of DEPTH units in shared memory, kept full by cp.async. A lane
  *     reads only bytes that it copied itself: cp.async needs no barrier. The ring is filled before qkc_pdl_wait().
  *  3. The next kernel is let go when a block has asked for its last weights (not at the start): its ring then fills behind
  *     ours, while our last units arrive, our sums are added up and this grid's memory is made visible.
  *  4. The norm's factor rsqrt(mean(x^2) + eps) is one number, so it multiplies the finished sum: blocks begin as soon as
  *     x * weight lies in shared memory, and the sum of squares is completed at the end.
  *  5. A unit's sum is reduced over the lanes in a fixed tree and stored apart; units of a row are added in order. Nothing
- *     depends on which warp was faster.
+ *     depends on which warp was faster. How a unit is multiplied: linear-row.h.
  *  6. What other kernels write (x, y, plan) is read with ld.cg: the L1 of an SM is not kept coherent between kernels that
  *     overlap.
  *
  * Floor (H200, 4.13 TB/s): QKV [6144, 2560] 31.5 MB 7.6 us; O [2560, 4096] 21.0 MB 5.1 us; gate, up [19456, 2560] 99.6 MB
  * 24.1 us; down [2560, 9728] 49.8 MB 12.1 us: 48.9 us a layer; lm_head [151936, 2560] 778 MB 188 us. 2 FLOP a weight. */
-#include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear-row.h"
 
-#define GEMV_WARPS       16u
-#define GEMV_THREADS     (GEMV_WARPS * QKC_WARP)
-#define GEMV_UNIT        512u            /* inputs of a unit: 64 chunks of 8, two for each lane */
-#define GEMV_UNIT_CHUNKS (GEMV_UNIT / 8) /* 16-byte chunks */
-#define GEMV_SUMS_MAX    8192u           /* unit sums of a block: 32 KiB of shared memory */
-#define GEMV_DEPTH_MAX   6u
-#define GEMV_TALL        65536u
+#define GEMV_SUMS_MAX  8192u /* unit sums of a block: 32 KiB of shared memory */
+#define GEMV_DEPTH_MAX 6u
+#define GEMV_TALL      65536u
 
 typedef struct {
     const qkc_bf16 *w;
@@ -37,52 +33,11 @@ typedef struct {
     float eps;
     uint32_t n_out, n_in;
     uint32_t units;   /* of a row */
-    uint32_t ahead;   /* bytes that each block asks into the L2 behind its ring */
     uint32_t ring_at; /* byte offsets in shared memory */
     uint32_t sums_at;
     qkc_then then;
     bool early;
 } gemv_params;
-
-/* ---- Bulk copies (sm_90) ------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void barrier_init(uint64_t *barrier)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(linear_smem(barrier)) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-/* One lane: @bytes (a multiple of 16, not 0) to @dst; @barrier's phase ends when they have arrived. */
-static __device__ __forceinline__ void bulk_copy(
-    void *dst, const void *src, uint32_t bytes, uint64_t *barrier, uint64_t policy)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(linear_smem(barrier)), "r"(bytes)
-        : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-        "[%3], %4;" ::"r"(linear_smem(dst)),
-        "l"(src), "r"(bytes), "r"(linear_smem(barrier)), "l"(policy)
-        : "memory");
-#endif
-}
-
-static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t phase)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
-                 "}\n" ::"r"(linear_smem(barrier)),
-                 "r"(phase)
-                 : "memory");
-#endif
-}
 
 /* ---- The ring ------------------------------------------------------------------------------------------------ */
 
@@ -102,9 +57,8 @@ static __device__ __forceinline__ void advance(gemv_cursor *at, uint32_t units)
 }
 
 /* Asks for the cursor's unit, if it is one of the block's, and moves on. Always one commit group. */
-template <bool BULK>
 static __device__ __forceinline__ void ask(const gemv_params &p, gemv_cursor *at, uint32_t first, uint32_t n,
-    uint32_t n_rows, uint4 *slot, uint64_t *barrier, uint64_t policy)
+    uint32_t n_rows, uint4 *slot, uint64_t policy)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
     if (at->row < n_rows) {
@@ -112,106 +66,29 @@ static __device__ __forceinline__ void ask(const gemv_params &p, gemv_cursor *at
         uint32_t row = at->row < n ? first + at->row : p.n_out + first + at->row - n;
         const qkc_bf16 *src = p.w + (size_t)row * p.n_in + at->unit * GEMV_UNIT;
         uint32_t left = p.n_in / 8 - at->unit * GEMV_UNIT_CHUNKS; /* chunks of the row from here on */
-        if (BULK) {
-            if (lane == 0)
-                bulk_copy(slot, src, min(left, GEMV_UNIT_CHUNKS) * 16, barrier, policy);
-        } else {
 #pragma unroll
-            for (uint32_t h = 0; h < 2; h++) {
-                uint32_t chunk = h * QKC_WARP + lane;
-                bool inside = chunk < left;
-                linear_copy16(slot + chunk, inside ? src + chunk * 8 : p.w, inside ? 16 : 0, policy);
-            }
+        for (uint32_t h = 0; h < 2; h++) {
+            uint32_t chunk = h * QKC_WARP + lane;
+            bool inside = chunk < left;
+            linear_copy16(slot + chunk, inside ? src + chunk * 8 : p.w, inside ? 16 : 0, policy);
         }
         advance(at, p.units);
     }
-    if (!BULK)
-        linear_commit();
-}
-
-/* Asks what lies behind the ring into the L2: the weights of the block's (gate) rows lie one after the other. */
-static __device__ __forceinline__ void ask_ahead(
-    const gemv_params &p, uint32_t first, uint32_t n, uint32_t ring_bytes)
-{
-    const char *base = (const char *)(p.w + (size_t)first * p.n_in);
-    size_t end = min((size_t)n * p.n_in * 2, (size_t)ring_bytes + p.ahead);
-    for (size_t i = ring_bytes + threadIdx.x * 128; i < end; i += GEMV_THREADS * 128)
-        linear_prefetch_l2(base + i);
+    linear_commit();
 }
 
 /* ---- The product --------------------------------------------------------------------------------------------- */
 
-/* x (times the norm's weights) to shared memory, zeros from n_in to the end of the last unit; returns this thread's part
- * of the sum of squares. Element k lies in plane (k / 4) % 2, float4 k / 8: a warp then reads either plane's float4s of
- * neighbouring chunks without conflicts. */
-static __device__ __forceinline__ float stage_x(const gemv_params &p, const float *x, float4 *planes)
-{
-    const uint32_t n_quads = p.units * (GEMV_UNIT / 4), plane = p.units * GEMV_UNIT_CHUNKS;
-    const float4 *x4 = (const float4 *)x, *norm4 = (const float4 *)p.norm;
-    float squares = 0;
-    for (uint32_t i = threadIdx.x; i < n_quads; i += GEMV_THREADS) {
-        float4 v = make_float4(0, 0, 0, 0);
-        if (i < p.n_in / 4) {
-            v = __ldcg(x4 + i);
-            if (p.norm) {
-                float4 w = __ldg(norm4 + i);
-                squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-                v.x *= w.x, v.y *= w.y, v.z *= w.z, v.w *= w.w;
-            }
-        }
-        planes[(i % 2) * plane + i / 2] = v;
-    }
-    return squares;
-}
-
-static __device__ __forceinline__ float warp_sum(float v)
-{
-#pragma unroll
-    for (uint32_t d = QKC_WARP / 2; d > 0; d /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, d);
-    return v;
-}
-
-/* Two bf16 in a word: the low half is the first. */
-static __device__ __forceinline__ float low(uint32_t v)
-{
-    return __uint_as_float(v << 16);
-}
-static __device__ __forceinline__ float high(uint32_t v)
-{
-    return __uint_as_float(v & 0xffff0000u);
-}
-
-static __device__ __forceinline__ float dot8(uint4 w, float4 a, float4 b)
-{
-    float even = low(w.x) * a.x, odd = high(w.x) * a.y;
-    even = fmaf(low(w.y), a.z, even), odd = fmaf(high(w.y), a.w, odd);
-    even = fmaf(low(w.z), b.x, even), odd = fmaf(high(w.z), b.y, odd);
-    even = fmaf(low(w.w), b.z, even), odd = fmaf(high(w.w), b.w, odd);
-    return even + odd;
-}
-
-/* Adds up the units of matrix row @row of the block. */
-static __device__ __forceinline__ float row_sum(const float *sums, uint32_t row, uint32_t units)
-{
-    float s = 0;
-#pragma unroll 8
-    for (uint32_t u = 0; u < units; u++)
-        s += sums[row * units + u];
-    return s;
-}
-
-template <uint32_t DEPTH, bool BULK> __global__ void __launch_bounds__(GEMV_THREADS, 2) gemv(gemv_params p)
+template <uint32_t DEPTH, gemv_form FORM>
+__global__ void __launch_bounds__(GEMV_THREADS, 2) gemv(gemv_params p)
 {
     extern __shared__ __align__(128) unsigned char smem[];
     __shared__ float squares[GEMV_WARPS];
-    __shared__ uint64_t barriers[BULK ? GEMV_WARPS * DEPTH : 1];
     const uint32_t warp = threadIdx.x / QKC_WARP, lane = threadIdx.x % QKC_WARP;
     const uint32_t first = (uint32_t)((uint64_t)p.n_out * blockIdx.x / gridDim.x);
     const uint32_t n = (uint32_t)((uint64_t)p.n_out * (blockIdx.x + 1) / gridDim.x) - first;
     const uint32_t n_rows = p.then == QKC_SILU_MUL ? 2 * n : n;
     const uint64_t policy = linear_stream_policy();
-    float4 *planes = (float4 *)smem;
     uint4 *ring = (uint4 *)(smem + p.ring_at) + warp * DEPTH * GEMV_UNIT_CHUNKS;
     float *sums = (float *)(smem + p.sums_at);
     gemv_cursor at = {warp / p.units, warp % p.units};
@@ -219,16 +96,9 @@ template <uint32_t DEPTH, bool BULK> __global__ void __launch_bounds__(GEMV_THRE
 
     if (p.early)
         qkc_pdl_trigger();
-    if (BULK) {
-        if (lane < DEPTH)
-            barrier_init(&barriers[warp * DEPTH + lane]);
-        __syncwarp();
-    }
 #pragma unroll
     for (uint32_t d = 0; d < DEPTH; d++)
-        ask<BULK>(p, &at, first, n, n_rows, ring + d * GEMV_UNIT_CHUNKS,
-            &barriers[BULK ? warp * DEPTH + d : 0], policy);
-    ask_ahead(p, first, n, GEMV_WARPS * DEPTH * GEMV_UNIT * 2);
+        ask(p, &at, first, n, n_rows, ring + d * GEMV_UNIT_CHUNKS, policy);
     if (!triggered && at.row >= n_rows) {
         qkc_pdl_trigger();
         triggered = true;
@@ -241,7 +111,7 @@ template <uint32_t DEPTH, bool BULK> __global__ void __launch_bounds__(GEMV_THRE
     float old = 0;
     if (p.then == QKC_ADD && threadIdx.x < n)
         old = __ldcg(p.y + first + threadIdx.x);
-    float s = stage_x(p, p.x + x_row * p.n_in, planes);
+    float s = stage_x<FORM>(p.x + x_row * p.n_in, p.norm, p.n_in, p.units, smem);
     if (p.norm) {
         s = warp_sum(s);
         if (lane == 0)
@@ -249,54 +119,29 @@ template <uint32_t DEPTH, bool BULK> __global__ void __launch_bounds__(GEMV_THRE
     }
     __syncthreads();
 
-    const float4 *xa = planes, *xb = planes + p.units * GEMV_UNIT_CHUNKS;
     const uint32_t n_units = n_rows * p.units;
-    uint32_t slot = 0, phase = 0, unit = warp % p.units;
+    uint32_t slot = 0, unit = warp % p.units;
     for (uint32_t i = warp; i < n_units; i += GEMV_WARPS) {
         uint4 *from = ring + slot * GEMV_UNIT_CHUNKS;
-        uint64_t *barrier = &barriers[BULK ? warp * DEPTH + slot : 0];
-        if (BULK)
-            barrier_wait(barrier, phase);
-        else
-            linear_wait<DEPTH - 1>();
-        uint4 w0 = from[lane], w1 = from[QKC_WARP + lane];
-        if (BULK) {
-            /* A short unit leaves the rest of its slot as it was. */
-            uint32_t left = p.n_in / 8 - unit * GEMV_UNIT_CHUNKS;
-            if (lane >= left)
-                w0 = make_uint4(0, 0, 0, 0);
-            if (QKC_WARP + lane >= left)
-                w1 = make_uint4(0, 0, 0, 0);
-            __syncwarp();
-        }
-        ask<BULK>(p, &at, first, n, n_rows, from, barrier, policy);
+        linear_wait<DEPTH - 1>();
+        const uint4 w[2] = {from[lane], from[QKC_WARP + lane]};
+        ask(p, &at, first, n, n_rows, from, policy);
         if (!triggered && at.row >= n_rows) {
             qkc_pdl_trigger();
             triggered = true;
         }
-        const uint32_t c = unit * GEMV_UNIT_CHUNKS + lane;
-        float sum = dot8(w0, xa[c], xb[c]) + dot8(w1, xa[c + QKC_WARP], xb[c + QKC_WARP]);
-        sum = warp_sum(sum);
+        float sum = unit_sum<FORM>(w, smem, unit, p.units);
         if (lane == 0)
             sums[i] = sum;
         unit += GEMV_WARPS % p.units;
         unit -= unit >= p.units ? p.units : 0;
-        if (++slot == DEPTH) {
-            slot = 0;
-            phase ^= 1;
-        }
+        slot = slot + 1 == DEPTH ? 0 : slot + 1;
     }
     __syncthreads();
     if (count == 0 || state != QK_OK || threadIdx.x >= n)
         return;
 
-    float scale = 1;
-    if (p.norm) {
-        float total = 0;
-        for (uint32_t i = 0; i < GEMV_WARPS; i++)
-            total += squares[i];
-        scale = 1.0f / sqrtf(total / (float)p.n_in + p.eps);
-    }
+    const float scale = p.norm ? norm_factor(squares, p.n_in, p.eps) : 1;
     float y = row_sum(sums, threadIdx.x, p.units) * scale;
     if (p.then == QKC_ADD)
         y += old;
@@ -308,20 +153,25 @@ template <uint32_t DEPTH, bool BULK> __global__ void __launch_bounds__(GEMV_THRE
 /* ---- Launching ----------------------------------------------------------------------------------------------- */
 
 typedef void (*gemv_fn)(gemv_params);
-static gemv_fn gemv_pick(uint32_t depth, bool bulk)
+template <gemv_form FORM> static gemv_fn gemv_of_depth(uint32_t depth)
 {
     switch (depth) {
     case 2:
-        return bulk ? gemv<2, true> : gemv<2, false>;
+        return gemv<2, FORM>;
     case 3:
-        return bulk ? gemv<3, true> : gemv<3, false>;
+        return gemv<3, FORM>;
     case 4:
-        return bulk ? gemv<4, true> : gemv<4, false>;
+        return gemv<4, FORM>;
     case 5:
-        return bulk ? gemv<5, true> : gemv<5, false>;
+        return gemv<5, FORM>;
     default:
-        return bulk ? gemv<6, true> : gemv<6, false>;
+        return gemv<6, FORM>;
     }
+}
+
+static gemv_fn gemv_pick(uint32_t depth, bool hopper)
+{
+    return hopper ? gemv_of_depth<GEMV_FMA>(depth) : gemv_of_depth<GEMV_MMA>(depth);
 }
 
 cudaError_t qkc_linear_init(void)
@@ -331,13 +181,16 @@ cudaError_t qkc_linear_init(void)
     if (code == cudaSuccess)
         code = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     for (uint32_t depth = 2; depth <= GEMV_DEPTH_MAX && code == cudaSuccess; depth++)
-        for (int bulk = 0; bulk < 2 && code == cudaSuccess; bulk++) {
+        for (int hopper = 0; hopper < 2 && code == cudaSuccess; hopper++) {
+            const void *fn = (const void *)gemv_pick(depth, hopper != 0);
             cudaFuncAttributes a;
-            code = cudaFuncGetAttributes(&a, (const void *)gemv_pick(depth, bulk));
+            code = cudaFuncGetAttributes(&a, fn);
             if (code == cudaSuccess)
-                code = cudaFuncSetAttribute((const void *)gemv_pick(depth, bulk),
-                    cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)a.sharedSizeBytes);
+                code = cudaFuncSetAttribute(
+                    fn, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)a.sharedSizeBytes);
         }
+    if (code == cudaSuccess)
+        code = qkc_linear_chain_init();
     return code == cudaSuccess ? qkc_linear_mma_init() : code;
 }
 
@@ -349,7 +202,7 @@ typedef struct {
 /* The grid that gives each SM @per_sm blocks at a time, in as few rounds as the sums' space allows, and the deepest ring
  * that fits @limit bytes. False when none does. */
 static bool gemv_fit(const qkc_launch *launch, const qkc_linear_args *args, uint32_t per_sm, uint32_t depth,
-    bool bulk, size_t limit, gemv_shape *out)
+    size_t limit, gemv_shape *out)
 {
     uint32_t units = (args->n_in + GEMV_UNIT - 1) / GEMV_UNIT, rows = args->then == QKC_SILU_MUL ? 2 : 1;
     uint64_t blocks = (uint64_t)launch->n_sms * per_sm;
@@ -360,10 +213,9 @@ static bool gemv_fit(const qkc_launch *launch, const qkc_linear_args *args, uint
     out->grid = (uint32_t)min(blocks * rounds, (uint64_t)args->n_out);
     uint32_t n = (args->n_out + out->grid - 1) / out->grid;
     for (out->depth = min(depth, GEMV_DEPTH_MAX); out->depth >= 2; out->depth--) {
-        size_t fixed = GEMV_WARPS * sizeof(float) + (bulk ? GEMV_WARPS * out->depth : 1) * sizeof(uint64_t);
         out->smem = (size_t)units * GEMV_UNIT * sizeof(float) + GEMV_WARPS * out->depth * GEMV_UNIT * 2 +
                     ((size_t)n * rows * units * sizeof(float) + 15) / 16 * 16;
-        if (out->smem + (fixed + 127) / 128 * 128 <= limit)
+        if (out->smem + 128 <= limit)
             return true;
     }
     return false;
@@ -376,19 +228,17 @@ static bool gemv_choose(
     const bool tall =
         args->n_out >= GEMV_TALL; /* lm_head: nothing runs beside it, two blocks fill an SM better */
     uint32_t per_sm = tuning->per_sm ? tuning->per_sm : launch->hopper && !tall ? 1 : 2;
-    bool bulk = tuning->bulk && launch->hopper;
     if (!launch->hopper) {
         /* Two blocks on an SM bridge each other's start and end. */
-        if (gemv_fit(launch, args, per_sm, depth, false,
-                QKC_LINEAR_SMEM_SM89 / per_sm - QKC_LINEAR_SMEM_TAKEN, out))
+        if (gemv_fit(launch, args, per_sm, depth, QKC_LINEAR_SMEM_SM89 / per_sm - QKC_LINEAR_SMEM_TAKEN, out))
             return true;
-        return gemv_fit(launch, args, 1, depth, false, QKC_LINEAR_SMEM_PORTABLE, out);
+        return gemv_fit(launch, args, 1, depth, QKC_LINEAR_SMEM_PORTABLE, out);
     }
-    if (tall && gemv_fit(launch, args, per_sm, depth, bulk, QKC_LINEAR_SMEM_HALF * 2 / per_sm, out))
+    if (tall && gemv_fit(launch, args, per_sm, depth, QKC_LINEAR_SMEM_HALF * 2 / per_sm, out))
         return true;
-    if (gemv_fit(launch, args, per_sm, depth, bulk, QKC_LINEAR_SMEM_HALF / per_sm, out))
+    if (gemv_fit(launch, args, per_sm, depth, QKC_LINEAR_SMEM_HALF / per_sm, out))
         return true;
-    return gemv_fit(launch, args, 1, depth, bulk, QKC_LINEAR_SMEM_MAX, out);
+    return gemv_fit(launch, args, 1, depth, QKC_LINEAR_SMEM_MAX, out);
 }
 
 static cudaError_t gemv_start(const qkc_launch *launch, const qkc_linear_args *args,
@@ -407,13 +257,10 @@ static cudaError_t gemv_start(const qkc_launch *launch, const qkc_linear_args *a
     p.state = args->plan.state;
     p.outputs = args->gather ? args->plan.outputs : NULL;
     p.units = (args->n_in + GEMV_UNIT - 1) / GEMV_UNIT;
-    p.ahead = tuning->ahead_kib == UINT32_MAX ? 0 : tuning->ahead_kib << 10;
-    if (!launch->pdl)
-        p.ahead = 0;
     p.early = tuning->early;
     p.ring_at = p.units * GEMV_UNIT * sizeof(float);
     p.sums_at = p.ring_at + GEMV_WARPS * shape->depth * GEMV_UNIT * 2;
-    gemv_fn fn = gemv_pick(shape->depth, tuning->bulk && launch->hopper);
+    gemv_fn fn = gemv_pick(shape->depth, launch->hopper);
     return qkc_start(launch, fn, dim3(shape->grid), dim3(GEMV_THREADS), shape->smem, p);
 }
 

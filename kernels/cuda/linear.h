@@ -7,18 +7,18 @@
 typedef struct {
     uint32_t depth; /* one row: stages of a warp's ring, 2 to 6 (1 KiB each); fewer where they do not fit */
     uint32_t
-        ahead_kib;    /* what a block asks into the L2 behind its ring before it waits; UINT32_MAX: nothing */
+        ahead_kib; /* more rows: what a block asks into the L2 behind its ring before it waits; UINT32_MAX: nothing */
     uint32_t per_sm;  /* one row: blocks that share an SM */
     uint32_t cluster; /* more rows, Hopper: blocks that split the inputs of the same rows: 1, 2, 4, 8 */
     uint32_t
         warps_m; /* more rows: warps of a block with rows of their own; the other factor of 8 splits inputs */
     bool early;  /* let the next kernel start at once, not when the last weights have been asked for */
-    bool bulk;   /* one row, sm_90: bulk copies into the ring */
 } qkc_linear_tuning;
 
 cudaError_t qkc_linear_tuned(
     const qkc_launch *launch, const qkc_linear_args *args, const qkc_linear_tuning *tuning);
 
+cudaError_t qkc_linear_chain_init(void);
 cudaError_t qkc_linear_mma_init(void);
 cudaError_t qkc_linear_mma(
     const qkc_launch *launch, const qkc_linear_args *args, const qkc_linear_tuning *tuning);

@@ -253,6 +253,8 @@ static __device__ void prepare_state(const qkc_prepare_args &a)
             if (4 * i + j < n && id[j] < 0)
                 bad |= a.slots[~id[j]] < 0;
     }
+    for (uint32_t i = threadIdx.x; i < a.n_zeros; i += PREPARE_THREADS)
+        a.zeros[i] = 0;
     bad = __syncthreads_or(bad);
     if (threadIdx.x == 0) {
         *(uint4 *)a.to.counts = counts;

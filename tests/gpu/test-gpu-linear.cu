@@ -1,5 +1,5 @@
-/* test-gpu-linear.cu: qkc_linear() against float64 on the host, for one row (CUDA cores, float32 input) and for 2 to 64
- * (tensor cores, input rounded to bf16), on both paths. `--bench [rows...]` times the layers' chain instead. */
+/* test-gpu-linear.cu: qkc_linear() against float64 on the host, for one row (float32 input, or as two bf16 numbers) and for 2
+ * to 64 (tensor cores, input rounded to bf16), on both paths. `--bench [rows...]` times the layers' chain instead. */
 #include "tests/gpu/gpu-test.h"
 #include "kernels/cuda/linear.h"
 #include <thread>
@@ -189,10 +189,12 @@ static void check(
     const bool mma = c.rows_max > 1;
     std::vector<double> size, ref = reference(c, in, mma, size),
                               exact = mma ? reference(c, in, false, size) : ref;
-    /* Tensor cores truncate their float32 sums, so that errors grow with their number. */
-    const double most = mma ? 1e-5 + 5e-9 * c.n_in : 3e-6, most_rounding = c.n_out < 100 ? 1e-2 : 3e-3;
+    /* Tensor cores truncate their float32 sums, so that errors grow with their number; and one row on the portable path has
+     * its input as two bf16 numbers. */
+    const double most_rounding = c.n_out < 100 ? 1e-2 : 3e-3;
     for (int i = 0; i < n_paths; i++)
         for (size_t t = 0; t <= tunings.size(); t++) {
+            const double most = mma ? 1e-5 + 5e-9 * c.n_in : paths[i].hopper ? 3e-6 : 6e-6;
             const qkc_linear_tuning *tuning = t ? &tunings[t - 1] : NULL;
             Array<float> y((size_t)c.rows_max * c.n_out), again((size_t)c.rows_max * c.n_out);
             run(&paths[i], c, in, tuning, y);
@@ -283,16 +285,76 @@ static void check_chain(const qkc_launch *l, uint32_t rows)
         n_layers, rows, n_different, finite ? "" : ", NOT FINITE");
 }
 
+/* Joined products give what the same products give one by one, to the last bit; a cancelled step ends. */
+static void check_joined(const qkc_launch *l, uint32_t hidden, uint32_t q_dim, uint32_t ffn)
+{
+    const uint32_t n_layers = 6;
+    Case o = {hidden, q_dim, 1, 1, QKC_ADD, false, false},
+         up = {ffn, hidden, 1, 1, QKC_SILU_MUL, true, false},
+         down = {hidden, ffn, 1, 1, QKC_ADD, false, false},
+         qkv = {q_dim, hidden, 1, 1, QKC_STORE, true, false};
+    Random random(hidden + ffn);
+    Inputs io(o, random), iu(up, random), id(down, random), iq(qkv, random);
+    Array<float> x(hidden), q(q_dim), act(ffn), want_x(hidden), want_q(q_dim);
+    Array<uint32_t> arrived(n_layers * QKC_CHAIN_MAX);
+    std::vector<float> x0(hidden), q0(q_dim);
+    for (auto &v : x0)
+        v = random.normal();
+    for (auto &v : q0)
+        v = random.normal();
+    qkc_linear_args a[4] = {arguments(o, io, x.dev), arguments(up, iu, act.dev), arguments(down, id, x.dev),
+        arguments(qkv, iq, q.dev)};
+    a[0].x = q.dev, a[1].x = x.dev, a[2].x = act.dev, a[3].x = x.dev;
+    for (int i = 1; i < 4; i++)
+        a[i].plan = a[0].plan;
+    auto start = [&]() {
+        x.host = x0, q.host = q0;
+        x.up(), q.up(), act.poison(), arrived.zero();
+    };
+    start();
+    for (uint32_t i = 0; i < n_layers; i++)
+        for (int j = 0; j < 4; j++) {
+            CUDA_OK(qkc_linear(l, &a[j]));
+            CUDA_OK(cudaStreamSynchronize(l->stream));
+        }
+    CUDA_OK(cudaMemcpy(want_x.host.data(), x.dev, hidden * sizeof(float), cudaMemcpyDeviceToHost));
+    CUDA_OK(cudaMemcpy(want_q.host.data(), q.dev, q_dim * sizeof(float), cudaMemcpyDeviceToHost));
+    uint32_t n_different = 0;
+    bool finite = true, fits = qkc_linear_chain_suits(l, a, 4);
+    for (uint32_t run = 0; run < 50 && fits; run++) {
+        start();
+        for (uint32_t i = 0; i < n_layers; i++)
+            CUDA_OK(qkc_linear_chain(l, a, 4, arrived.dev + i * QKC_CHAIN_MAX));
+        CUDA_OK(cudaStreamSynchronize(l->stream));
+        x.down(), q.down();
+        n_different += memcmp(x.host.data(), want_x.host.data(), hidden * sizeof(float)) != 0 ||
+                       memcmp(q.host.data(), want_q.host.data(), q_dim * sizeof(float)) != 0;
+        for (float v : q.host)
+            finite &= std::isfinite(v);
+    }
+    io.state.host[0] = QK_CANCELLED;
+    io.state.up();
+    start();
+    CUDA_OK(qkc_linear_chain(l, a, 4, arrived.dev));
+    CUDA_OK(cudaStreamSynchronize(l->stream));
+    x.down();
+    bool untouched = memcmp(x.host.data(), x0.data(), hidden * sizeof(float)) == 0;
+    tap_ok(fits && n_different == 0 && finite && untouched,
+        "%s: joined products of [%u, %u, %u]: %u of 50 runs differ from single ones%s%s%s", gpu_path_name(l),
+        hidden, q_dim, ffn, n_different, finite ? "" : ", NOT FINITE",
+        untouched ? "" : ", A CANCELLED STEP STORED", fits ? "" : ", DOES NOT FIT");
+}
+
 static void check_all(const qkc_launch *paths, int n_paths)
 {
     const std::vector<qkc_linear_tuning> none;
     std::vector<qkc_linear_tuning> one, more;
     for (uint32_t depth : {2u, 3u, 5u})
-        for (int bulk = 0; bulk < 2; bulk++)
-            one.push_back({depth, UINT32_MAX, depth == 3 ? 2u : 1u, 0, 0, bulk != 0, bulk != 0});
+        for (int early = 0; early < 2; early++)
+            one.push_back({depth, 0, depth == 3 ? 2u : 1u, 0, 0, early != 0});
     for (uint32_t cluster = 1; cluster <= 8; cluster *= 2)
         for (uint32_t m = 1; m <= 8; m *= 2)
-            more.push_back({0, 0, 0, cluster, m, cluster == 2, false});
+            more.push_back({0, 0, 0, cluster, m, cluster == 2});
     const qkc_then thens[] = {QKC_STORE, QKC_ADD, QKC_SILU_MUL};
     const uint32_t odd_out[] = {1, 7, 40, 129, 333}, odd_in[] = {8, 264, 520, 1000};
     uint32_t n = 0;
@@ -326,6 +388,12 @@ static void check_all(const qkc_launch *paths, int n_paths)
     }
     for (int i = 0; i < n_paths; i++) {
         check_nothing_to_do(&paths[i]);
+        if (!paths[i].hopper) { /* there products are not joined */
+            check_joined(&paths[i], 2560, 4096, 9728);
+            check_joined(&paths[i], 1024, 2048, 3072);
+            check_joined(&paths[i], 64, 128, 200);
+            check_joined(&paths[i], 8, 16, 8);
+        }
         for (uint32_t rows : {1u, 8u, 16u, 32u, 64u})
             check_chain(&paths[i], rows);
     }
@@ -457,6 +525,40 @@ struct Bench {
         CUDA_OK(cudaGraphDestroy(graph));
         return ms * 1000;
     }
+    /* The same of the joined products: O, gate and up, down, and QKV of the next layer. */
+    double time_joined(const qkc_launch *l, double *n_bytes)
+    {
+        counts.host = {1, 1, 0, 1};
+        counts.up();
+        Array<uint32_t> arrived(n_layers * QKC_CHAIN_MAX);
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        *n_bytes = 0;
+        CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
+        CUDA_OK(cudaMemsetAsync(arrived.dev, 0, arrived.host.size() * sizeof(uint32_t), l->stream));
+        for (uint32_t i = 0; i < n_layers; i++) {
+            qkc_linear_args a[4];
+            for (uint32_t j = 0; j < 4; j++) {
+                a[j] = product(1, j < 3 ? i : (i + 1) % n_layers, (j + 1) % 4);
+                *n_bytes += bytes(a[j]);
+            }
+            CUDA_OK(qkc_linear_chain(l, a, 4, arrived.dev + i * QKC_CHAIN_MAX));
+        }
+        CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
+        CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+        x.up();
+        double ms = gpu_time(l->stream, 7, [&](int) { CUDA_OK(cudaGraphLaunch(exec, l->stream)); });
+        CUDA_OK(cudaGraphExecDestroy(exec));
+        CUDA_OK(cudaGraphDestroy(graph));
+        return ms * 1000;
+    }
+    void joined_line(const qkc_launch *l)
+    {
+        double n_bytes, us = time_joined(l, &n_bytes), gbs = n_bytes / us / 1e3;
+        printf("%-8s rows  1  joined     %9.2f us/layer  %5.0f GB/s  %5.1f%%  <- of a layer, in one launch\n",
+            gpu_path_name(l), us / n_layers, gbs, 100 * gbs / read_gbs);
+        fflush(stdout);
+    }
     void line(const qkc_launch *l, uint32_t rows, const char *name, uint32_t mask, const qkc_linear_tuning &t,
         const char *what)
     {
@@ -478,6 +580,8 @@ static void bench(const qkc_launch *paths, int n_paths, const std::vector<uint32
             const qkc_launch *l = &paths[i];
             for (uint32_t j = 0; j < 5; j++)
                 b.line(l, n, names[j], 1u << j, defaults, "");
+            if (n == 1 && !l->hopper)
+                b.joined_line(l);
             b.line(l, n, "chain", 15, defaults, "<- of a layer");
             b.line(l, n, "step", 31, defaults, "with lm_head");
         }
@@ -486,32 +590,28 @@ static void bench(const qkc_launch *paths, int n_paths, const std::vector<uint32
             const qkc_launch *l = &paths[i];
             char what[96];
             if (n == 1)
-                for (int k = 0; k < (l->hopper ? 14 : 4); k++) {
-                    /* depth, ahead KiB, per SM, early, bulk */
-                    static const int v[14][5] = {{2, -1, 2, 0, 0}, {3, -1, 2, 0, 0}, {2, -1, 1, 0, 0},
-                        {4, -1, 1, 0, 0}, {6, -1, 1, 0, 0}, {6, 32, 1, 0, 0}, {6, 128, 1, 0, 0},
-                        {6, 256, 1, 0, 0}, {6, 64, 1, 1, 0}, {6, 64, 1, 0, 1}, {6, -1, 1, 0, 1},
-                        {6, 64, 1, 1, 1}, {4, 64, 1, 0, 0}, {4, 64, 2, 1, 0}};
-                    qkc_linear_tuning t = {(uint32_t)v[k][0], (uint32_t)v[k][1], (uint32_t)v[k][2], 0, 0,
-                        v[k][3] != 0, v[k][4] != 0};
-                    snprintf(what, sizeof(what), "depth %d, ahead %d, per SM %d%s%s", v[k][0], v[k][1],
-                        v[k][2], v[k][3] ? ", early" : "", v[k][4] ? ", bulk" : "");
+                for (int k = 0; k < (l->hopper ? 6 : 4); k++) {
+                    static const int v[6][3] = {{2, 2, 0}, {3, 2, 0}, {2, 1, 0}, {4, 1, 0}, {6, 1, 1},
+                        {4, 2, 1}}; /* depth, per SM, early */
+                    qkc_linear_tuning t = {(uint32_t)v[k][0], 0, (uint32_t)v[k][1], 0, 0, v[k][2] != 0};
+                    snprintf(what, sizeof(what), "depth %d, per SM %d%s", v[k][0], v[k][1],
+                        v[k][2] ? ", early" : "");
                     b.line(l, n, "chain", 15, t, what);
-                    if (k == 9 || k == 4 || k == 3)
+                    if (k == 3)
                         b.line(l, n, "lm_head", 16, t, what);
                 }
             else {
                 if (l->hopper)
                     for (int k = 0; k < 4; k++) {
                         static const int v[4][2] = {{-1, 0}, {32, 0}, {128, 0}, {64, 1}};
-                        qkc_linear_tuning t = {0, (uint32_t)v[k][0], 0, 0, 0, v[k][1] != 0, false};
+                        qkc_linear_tuning t = {0, (uint32_t)v[k][0], 0, 0, 0, v[k][1] != 0};
                         snprintf(what, sizeof(what), "ahead %d%s", v[k][0], v[k][1] ? ", early" : "");
                         b.line(l, n, "chain", 15, t, what);
                     }
                 for (uint32_t j = 0; j < 4; j++)
                     for (uint32_t c = l->hopper ? 1 : 8; c <= 8; c *= 2)
                         for (uint32_t m = 1; m <= 8; m *= 2) {
-                            qkc_linear_tuning t = {0, 0, 0, c, m, false, false};
+                            qkc_linear_tuning t = {0, 0, 0, c, m, false};
                             snprintf(what, sizeof(what), "cluster %u, warps m %u", l->hopper ? c : 1, m);
                             b.line(l, n, names[j], 1u << j, t, what);
                         }
