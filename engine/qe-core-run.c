@@ -415,7 +415,9 @@ static bool waits_for_disk(qe_core *core, qe_request *request)
             return true;
         }
     }
-    request->receipt.restore_ms += ms_between(request->disk_begun, now);
+    double ms = ms_between(request->disk_begun, now);
+    request->receipt.restore_ms += ms;
+    request->receipt.restore_disk_ms += ms;
     request->disk_begun = 0;
     return false;
 }

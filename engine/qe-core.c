@@ -766,6 +766,17 @@ static void withdraw(qe_core *core, qe_request *request)
         g_ptr_array_remove(core->waiting, request);
 }
 
+static void tell_ranges(qe_request *request, const qe_session *session)
+{
+    uint32_t n = qe_session_n_turns(session);
+    qe_message_range *ranges = g_new(qe_message_range, n);
+    for (uint32_t i = 0; i < n; i++) {
+        const qe_turn *turn = qe_session_turn(session, i);
+        ranges[i] = (qe_message_range){turn->role, turn->begin, turn->end};
+    }
+    qe_outbox_set_ranges(request->outbox, ranges, n);
+}
+
 void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError *error)
 {
     qe_timeline *t = request->timeline;
@@ -778,6 +789,7 @@ void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError
         qe_reply_flush(request->reply, rest);
         qe_outbox_push(request->outbox, rest->str, rest->len, NULL, 0);
     }
+    tell_ranges(request, t->session);
     gint64 now = g_get_monotonic_time();
     if (request->admitted == 0)
         request->receipt.queue_ms = (double)(now - request->called) / 1000;

@@ -146,6 +146,9 @@ def conversation_from_a_file():
     assert r["usage"]["total_tokens"] == r["usage"]["prompt_tokens"] + r["usage"]["completion_tokens"]
     assert r["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert r["timings"]["first_token_ms"] > 0
+    assert [m["role"] for m in r["messages"]] == ["user", "assistant"] * 2, r["messages"]
+    assert [m["begin"] for m in r["messages"]] == [0] + [m["end"] for m in r["messages"]][:-1], r["messages"]
+    assert r["messages"][-1]["end"] == r["usage"]["total_tokens"], r
     wrapped = ok("generate", "--temperature", "0", "--messages", "-",
                  stdin=b'{"messages": [{"content": "Hello!", "role": "user"}]}')
     assert wrapped.strip() == GOLDEN[0]["greedy_text"].strip()

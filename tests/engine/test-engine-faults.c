@@ -586,6 +586,8 @@ static void test_first_before_pages(void)
         g_assert_cmpuint(rest.receipt.n_recomputed, ==, 0);
         g_assert_cmpuint(rest.receipt.n_new, ==, max_tokens[i] > 1 ? 300 % 16 : 0);
         g_assert_cmpuint(rest.receipt.n_restored_disk, ==, max_tokens[i] > 1 ? 288 : 0);
+        g_assert_true((rest.receipt.restore_disk_ms > 0) == (max_tokens[i] > 1));
+        g_assert_cmpfloat(rest.receipt.restore_disk_ms, <=, rest.receipt.restore_ms);
         set_gate(UINT32_MAX);
         qe_engine_free(engine);
         et_scratch_free(dir);

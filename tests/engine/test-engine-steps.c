@@ -1,6 +1,6 @@
 /* test-engine-steps.c: what the backend is given to do, seen by a backend that wraps it: how many rows a turn really computes
  * in each cache mode, how many pages a fork copies, how large the steps of a prompt over host pages are, and who gets how much
- * of the device when one conversation's pages are on the host.
+ * of the device when one conversation's pages are on the host. And the history that the engine keeps of its tiers.
  *
  * Steps take the time that the test gives them: the engine's clock is g_get_monotonic_time(), which is the test's here. It
  * goes on when a step is waited for, and a microsecond with each look, so that time always passes. */
@@ -301,6 +301,80 @@ static void test_slices(void)
     qe_engine_free(engine);
 }
 
+/* ---- The history of a tier ---- */
+
+static void pass_seconds(uint32_t n)
+{
+    __atomic_add_fetch(&offset_us, (gint64)n * G_USEC_PER_SEC, __ATOMIC_RELAXED);
+}
+
+/* A snapshot that was published after now. */
+static const qe_snapshot *next_snapshot(qe_engine *engine)
+{
+    const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+    uint64_t serial = s->serial;
+    qe_session_id shown = open_mode(engine, QE_CACHE_SESSION, 0); /* something to publish */
+    while (s->serial == serial) {
+        qe_snapshot_unref(s);
+        g_usleep(200);
+        s = qe_engine_dup_snapshot(engine);
+    }
+    qe_engine_close_session(engine, shown);
+    return s;
+}
+
+/* One entry a second and tier, the last 300 of them, whether or not the engine had anything to say in each. */
+static void test_history(void)
+{
+    g_autoptr(GArray) ids = et_some_ids(400, 33);
+    g_auto(et_result) r = {0};
+    qe_engine *engine = engine_with(true, 100, 100);
+    qe_session_id session = open_mode(engine, QE_CACHE_TIERED, 64);
+    pass_seconds(1);
+    const qe_snapshot *s = next_snapshot(engine);
+    uint32_t n_before = s->n_history;
+    g_assert_cmpuint(n_before, >=, 1);
+    for (uint32_t i = 1; i < 100; i++) { /* one by one, */
+        qe_snapshot_unref(s);
+        pass_seconds(1);
+        s = next_snapshot(engine);
+        g_assert_cmpuint(s->n_history, ==, n_before + i);
+    }
+    qe_snapshot_unref(s);
+    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, 400, 1);
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
+    uint32_t n_used[QE_N_TIERS] = {0};
+    do { /* until all is where it stays */
+        pass_seconds(1);
+        s = next_snapshot(engine);
+        for (int k = 0; k < QE_N_TIERS; k++)
+            n_used[k] = s->tiers[k].n_pages_used;
+        qe_snapshot_unref(s);
+    } while (n_used[QE_TIER_HOST] < 400 / 16 || n_used[QE_TIER_GPU] > 64 / 16);
+    pass_seconds(60); /* and with nobody looking */
+    s = next_snapshot(engine);
+    g_assert_cmpuint(s->n_history, >, n_before + 160);
+    for (uint32_t i = s->n_history - 60; i < s->n_history; i++) {
+        g_assert_cmpuint(s->history[i], ==, n_used[QE_TIER_GPU] + n_used[QE_TIER_HOST]);
+        for (int k = 0; k < QE_N_TIERS; k++)
+            g_assert_cmpuint(s->tier_history[k][i], ==, n_used[k]);
+    }
+    g_assert_cmpuint(s->history[50], ==, 0);
+    qe_snapshot_unref(s);
+    pass_seconds(200);
+    s = next_snapshot(engine);
+    g_assert_cmpuint(s->n_history, ==, QE_HISTORY_SECONDS);
+    g_assert_cmpuint(QE_HISTORY_SECONDS, ==, 300);
+    qe_snapshot_unref(s);
+    pass_seconds(100000);
+    s = next_snapshot(engine);
+    for (uint32_t i = 0; i < QE_HISTORY_SECONDS; i++)
+        g_assert_cmpuint(s->tier_history[QE_TIER_HOST][i], ==, n_used[QE_TIER_HOST]);
+    qe_snapshot_unref(s);
+    qe_engine_free(engine);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -309,5 +383,6 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/steps/forks", test_forks);
     g_test_add_func("/engine/steps/chunks", test_chunks);
     g_test_add_func("/engine/steps/slices", test_slices);
+    g_test_add_func("/engine/steps/history", test_history);
     return g_test_run();
 }

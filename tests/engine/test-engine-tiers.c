@@ -607,6 +607,164 @@ static void wait_on_host(qe_engine *engine, uint32_t n)
     g_assert_cmpuint(n_there, >=, n);
 }
 
+/* ---- Which pages go first, and what is told of it ---- */
+
+static const qe_session_view *view_of(const qe_snapshot *s, qe_session_id id)
+{
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        if (s->sessions[i].id == id)
+            return &s->sessions[i];
+    }
+    g_error("session %" G_GUINT64_FORMAT " is not in the snapshot", id);
+}
+
+static bool on_device(const qe_session_view *v, uint32_t page)
+{
+    return (v->cells[page].flags & QE_CELL_TIER_MASK) == QE_TIER_GPU;
+}
+
+/* What @since and the changes make must be @now, of each session that both have. */
+static uint32_t check_changes(const qe_snapshot *since, const qe_snapshot *now)
+{
+    uint32_t n, n_used = 0;
+    g_autofree qe_page_change *changes = qe_snapshot_list_changes(since, now, &n);
+    for (uint32_t i = 1; i < n; i++)
+        g_assert_true(
+            changes[i - 1].session < changes[i].session ||
+            (changes[i - 1].session == changes[i].session && changes[i - 1].page < changes[i].page));
+    for (uint32_t i = 0; i < now->n_sessions; i++) {
+        const qe_session_view *v = &now->sessions[i], *old = view_of(since, v->id);
+        g_assert_cmpuint(v->changed, <=, now->serial);
+        for (uint32_t k = 0; k < MAX(v->n_pages, old->n_pages); k++) {
+            uint8_t flags = k < old->n_pages ? old->cells[k].flags : QE_CELL_NONE;
+            if (n_used < n && changes[n_used].session == v->id && changes[n_used].page == k) {
+                g_assert_cmpuint(changes[n_used].before, ==, flags);
+                g_assert_cmpuint(v->changed, >, since->serial);
+                flags = changes[n_used++].now;
+            }
+            g_assert_cmpuint(flags, ==, k < v->n_pages ? v->cells[k].flags : QE_CELL_NONE);
+        }
+    }
+    g_assert_cmpuint(n_used, ==, n);
+    return n;
+}
+
+static void ask_ids(qe_engine *engine, qe_session_id session, const GArray *ids)
+{
+    g_auto(et_result) r = {0};
+    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 1);
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
+}
+
+/* Room for a conversation comes from idle ones, the one used longest ago first, from its end; pages that several hold go last,
+ * and what runs keeps its own. The snapshots' changes tell each page's move. */
+static void test_order(void)
+{
+    enum { N_SHARED = 10, N_PAGES = 30 };
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 19, .delay_us_max = 100, .n_threads = 2};
+    qe_engine *engine = engine_with(120, 800);
+    g_autoptr(GArray) prefix = et_some_ids(N_SHARED * 16, 97);
+    qe_session_id sessions[4];
+    for (uint32_t i = 0; i < 4; i++) { /* the first has the shared prefix alone */
+        g_autoptr(GArray) ids = et_some_ids(i == 0 ? 0 : (N_PAGES - N_SHARED) * 16, 98 + i);
+        g_array_prepend_vals(ids, prefix->data, prefix->len);
+        sessions[i] = open_mode(engine, QE_CACHE_TIERED, 0);
+        ask_ids(engine, sessions[i], ids);
+    }
+    et_pages_used(engine); /* stored, and published */
+    wait_on_host(engine, N_SHARED + 3 * (N_PAGES - N_SHARED));
+    g_autoptr(GArray) large = et_some_ids(70 * 16, 120);
+    const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+    for (uint32_t i = 0; i < 4; i++) /* all of them fit: 10 and three times 20 and the tails */
+        g_assert_cmpuint(view_of(s, sessions[i])->n_pages_tier[QE_TIER_HOST], ==, 0);
+    qe_snapshot_unref(s);
+    qe_session_id running = open_mode(engine, QE_CACHE_TIERED, 0);
+    ask_ids(engine, running, large);
+    et_pages_used(engine);
+    s = qe_engine_dup_snapshot(engine);
+    g_assert_cmpuint(view_of(s, running)->n_pages_tier[QE_TIER_GPU], ==, view_of(s, running)->n_pages);
+    for (uint32_t k = 0; k < N_SHARED; k++)
+        g_assert_true(on_device(view_of(s, sessions[0]), k));
+    uint32_t n_left[4] = {0};
+    for (uint32_t i = 1; i < 4; i++) {
+        const qe_session_view *v = view_of(s, sessions[i]);
+        for (uint32_t k = N_SHARED; k < N_PAGES; k++) {
+            n_left[i] += on_device(v, k);
+            g_assert_true(k == N_SHARED || on_device(v, k - 1) || !on_device(v, k)); /* from the end */
+        }
+    }
+    g_assert_cmpuint(n_left[1], ==, 0); /* the oldest went first, */
+    g_assert_cmpuint(n_left[3], >, 0);  /* and the newest has some left */
+    g_assert_cmpuint(n_left[2], <=, n_left[3]);
+    qe_snapshot_unref(s);
+
+    /* More than that: then the shared ones go too. */
+    qe_engine_close_session(engine, running);
+    g_autoptr(GArray) larger = et_some_ids(115 * 16, 121);
+    ask_ids(engine, open_mode(engine, QE_CACHE_TIERED, 0), larger);
+    et_pages_used(engine);
+    s = qe_engine_dup_snapshot(engine);
+    uint32_t n_shared_left = 0;
+    for (uint32_t k = 0; k < N_SHARED; k++)
+        n_shared_left += on_device(view_of(s, sessions[0]), k);
+    g_assert_cmpuint(n_shared_left, <, N_SHARED);
+    qe_snapshot_unref(s);
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
+}
+
+/* Pages that go to the host and come back, grow and are cut: the changes between two snapshots say it, and no more. */
+static void test_changes(void)
+{
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 20, .delay_us_max = 100, .n_threads = 2};
+    qe_engine *engine = engine_with(60, 400);
+    qe_session_id sessions[3];
+    uint32_t n_changes = 0;
+    for (uint32_t i = 0; i < 3; i++)
+        sessions[i] = open_mode(engine, QE_CACHE_TIERED, 0);
+    et_pages_used(engine);
+    const qe_snapshot *since = qe_engine_dup_snapshot(engine);
+    for (uint32_t turn = 0; turn < 6; turn++) {
+        g_autoptr(GArray) ids = et_some_ids(turn == 4 ? 100 : 420 + turn * 16, 130 + turn % 3);
+        ask_ids(engine, sessions[turn % 3], ids);
+        et_pages_used(engine);
+        const qe_snapshot *now = qe_engine_dup_snapshot(engine);
+        uint32_t n = check_changes(since, now);
+        g_assert_cmpuint(n, >, 0);
+        g_assert_cmpuint(check_changes(now, now), ==, 0);
+        n_changes += n;
+        if (turn % 2) { /* also over more than one turn */
+            qe_snapshot_unref(since);
+            since = now;
+        } else {
+            qe_snapshot_unref(now);
+        }
+    }
+    g_test_message("%u changes", n_changes);
+    /* A session that comes and one that goes. */
+    qe_engine_close_session(engine, sessions[0]);
+    g_autoptr(GArray) ids = et_some_ids(64, 140);
+    qe_session_id added = open_mode(engine, QE_CACHE_TIERED, 0);
+    ask_ids(engine, added, ids);
+    et_pages_used(engine);
+    const qe_snapshot *now = qe_engine_dup_snapshot(engine);
+    uint32_t n, n_gone = 0, n_new = 0;
+    g_autofree qe_page_change *changes = qe_snapshot_list_changes(since, now, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        n_gone += changes[i].session == sessions[0] && changes[i].now == QE_CELL_NONE;
+        n_new += changes[i].session == added && changes[i].before == QE_CELL_NONE;
+    }
+    g_assert_cmpuint(n_gone, ==, view_of(since, sessions[0])->n_pages);
+    g_assert_cmpuint(n_new, ==, view_of(now, added)->n_pages);
+    qe_snapshot_unref(now);
+    qe_snapshot_unref(since);
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
+}
+
 /* Both page classes live on one budget of host memory. What one has taken and does not use, be it kept ahead or held by closed
  * conversations, the other gets when it needs it, without a wait for the device to be full. */
 static void test_classes(void)
@@ -822,6 +980,8 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/change", test_change);
     g_test_add_func("/engine/tiers/stored-when-idle", test_stored_when_idle);
     g_test_add_func("/engine/tiers/prefetch", test_prefetch);
+    g_test_add_func("/engine/tiers/order", test_order);
+    g_test_add_func("/engine/tiers/changes", test_changes);
     g_test_add_func("/engine/tiers/classes", test_classes);
     g_test_add_func("/engine/tiers/limit", test_limit);
     g_test_add_func("/engine/tiers/synthetic", test_synthetic);
