@@ -328,16 +328,18 @@ static void settle(walk *w)
 
 /* ---- Operations on a session ---- */
 
-/* All or nothing; and it succeeds exactly when what it says to need is there. */
+/* All or nothing; and it succeeds exactly when what it says to need is there. A page that is written to again loses its
+ * bounds: where they were the last of their slot, that is one more. */
 static bool reserve(walk *w, shadow *s, uint32_t n_tokens)
 {
     g_autoptr(GError) error = NULL;
     qe_kv_pool *pool = w->pools[s->cls];
     uint32_t n_needed = qe_session_pages_needed(s->real, n_tokens), n_before = qe_session_n_pages(s->real);
-    uint32_t n_available = qe_kv_pool_n_available(pool);
+    uint32_t n_available = qe_kv_pool_n_available(pool), n_bounds = qe_kv_pool_n_bounds_slots(pool);
     g_autofree qe_page *before = g_memdup2(qe_session_pages(s->real), MAX(n_before, 1) * sizeof(qe_page));
     bool exact = !qe_session_get_policy(s->real)->contiguous && !w->armed;
     bool ok = qe_session_reserve(s->real, n_tokens, &error);
+    n_available += n_bounds - qe_kv_pool_n_bounds_slots(pool);
     if (exact)
         g_assert_cmpint(ok, ==, n_needed <= n_available);
     if (!ok) {
