@@ -498,9 +498,12 @@ static bool next_rows(qe_request *request, candidate *c, qe_sched_item *item)
     uint32_t n_ids = qe_session_n_ids(request->timeline->session);
     *c = (candidate){.request = request, .epoch = request->epoch};
     *item = (qe_sched_item){.start = request->pos};
-    /* The page that it goes on in counts against its limit, too. */
+    /* The page that it goes on in counts against its limit, too: where that is copied, the copy and what it is made from. */
+    const qe_session *session = request->timeline->session;
     uint64_t limit_rows =
         (uint64_t)qe_core_limit(request->timeline) * QK_PAGE_TOKENS - request->pos % QK_PAGE_TOKENS;
+    if (request->pos == qe_session_n_cached(session) && qe_session_copies_page(session))
+        limit_rows -= QK_PAGE_TOKENS;
     item->n_rows_max = (uint32_t)MIN(limit_rows, (uint64_t)UINT32_MAX);
     if (request->pos < n_ids) {
         item->n_known = n_ids - request->pos;

@@ -184,6 +184,154 @@ static void test_same_mock(void)
     same_in_all_modes("mock");
 }
 
+/* ---- Branches, with pages that go and come at every step ---- */
+
+enum { N_BRANCHES = 3 };
+
+/* Three prompts: the second goes another way from inside a page in the middle on, the third from inside an early one. */
+static void make_branches(GArray *out[N_BRANCHES])
+{
+    static const struct {
+        uint32_t n, n_common;
+    } ways[N_BRANCHES] = {{450, 0}, {430, 333}, {300, 41}};
+    for (uint32_t i = 0; i < N_BRANCHES; i++) {
+        out[i] = et_some_ids(ways[i].n, 60 + i);
+        memcpy(out[i]->data, out[0]->data, ways[i].n_common * sizeof(uint32_t));
+    }
+}
+
+/* Another conversation that takes what the device has. */
+static void take_device(qe_engine *engine, qe_session_id hog, uint32_t n_tokens)
+{
+    static uint32_t seed = 1000;
+    if (n_tokens == 0)
+        return;
+    g_autoptr(GArray) ids = et_some_ids(n_tokens, seed++);
+    g_auto(et_result) r = {0};
+    qe_generate_params params = et_ids(hog, (const uint32_t *)(const void *)ids->data, ids->len, 2);
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
+}
+
+static void cancel_reply(qe_engine *engine, qe_session_id session, const GArray *ids)
+{
+    g_autoptr(GError) error = NULL;
+    g_auto(et_result) r = {0};
+    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 500);
+    params.ignore_eos = true;
+    qe_request *request = qe_engine_generate(engine, &params, &error);
+    g_assert_no_error(error);
+    for (uint32_t n = 0; n < 3;) { /* into its reply */
+        qe_update update;
+        qe_request_wait(request, -1);
+        qe_request_take(request, &update);
+        n += update.n_ids;
+        qe_update_clear(&update);
+    }
+    qe_request_cancel(request);
+    et_finish(request, &r);
+    g_assert_cmpint(r.finish, ==, QE_FINISH_CANCELLED);
+}
+
+static void check_branch(
+    qe_engine *engine, qe_session_id session, const GArray *ids, const float *want, gsize n_bytes)
+{
+    g_autofree float *got = logits_of(engine, session, ids);
+    g_assert_cmpmem(got, n_bytes, want, n_bytes);
+}
+
+typedef struct {
+    qe_cache_mode mode;
+    uint32_t gpu_tokens, n_device, n_host,
+        n_hog; /* n_hog: tokens of the conversation that is between all steps */
+} branch_setup;
+
+/* A fork, a rewind, a cancelled reply and a restart from the disk give each branch's logits to the bit: in every exact mode,
+ * and where another conversation pushes all pages to the host between any two of them, or a limit does after each step. */
+static void branches(bool mock)
+{
+    static const branch_setup ways[] = {{QE_CACHE_REBUILD, 0, 400, 0, 0}, {QE_CACHE_PAGED, 0, 400, 0, 0},
+        {QE_CACHE_SESSION, 0, 400, 0, 0}, {QE_CACHE_TIERED, 64, 400, 400, 0},
+        {QE_CACHE_TIERED, 0, 40, 400, 560}, {QE_CACHE_TIERED, 64, 40, 400, 560}};
+    GArray *ids[N_BRANCHES];
+    float *want[N_BRANCHES];
+    make_branches(ids);
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(400, 0);
+    qe_engine_status status;
+    qe_engine_get_status(engine, &status);
+    gsize n_bytes = 40 * (gsize)status.model->vocab * sizeof(float);
+    qe_engine_status_clear(&status);
+    for (uint32_t i = 0; i < N_BRANCHES; i++)
+        want[i] = logits_of(engine, open_mode(engine, QE_CACHE_SESSION, 0), ids[i]);
+    qe_engine_free(engine);
+    et_set_backend(mock ? open_mock : NULL, NULL);
+    /* Where nothing moves, and one where it does, on the CPU alone; the late copies of the mock make the others harder. */
+    for (guint k = mock ? 3 : 0; k < (mock ? G_N_ELEMENTS(ways) : 4); k++) {
+        g_autoptr(GError) error = NULL;
+        const branch_setup *w = &ways[k];
+        char *dir = et_scratch();
+        uint64_t n_read = 0;
+        for (int run = 0; run < 2; run++) {
+            mock_options = (qk_mock_options){.seed = 30 + k, .delay_us_max = 100, .n_threads = 2};
+            engine = et_engine_new(&(qe_engine_options){
+                .kv_bytes_max = (uint64_t)w->n_device * PAGE_BYTES,
+                .host_bytes_max = w->n_host ? (uint64_t)w->n_host * PAGE_BYTES : 1,
+                .ring_bytes = 1 << 20,
+                .step_rows_max = 64,
+                .disk_dir = dir,
+                .disk_bytes_max = 64ull << 20,
+            });
+            qe_session_options options;
+            qe_session_options_init(&options);
+            options.cache.mode = w->mode;
+            options.cache.hot_cache_length = w->gpu_tokens;
+            options.disk_key = "branches";
+            qe_session_id a = et_open_with(engine, &options), hog = open_mode(engine, QE_CACHE_AUTO, 0);
+            check_branch(engine, a, ids[0], want[0], n_bytes); /* in the second run from the disk */
+            take_device(engine, hog, w->n_hog);
+            qe_session_id b = qe_engine_fork_session(engine, a, QE_KEEP_ALL, &error);
+            g_assert_no_error(error);
+            check_branch(engine, b, ids[2], want[2], n_bytes);
+            take_device(engine, hog, w->n_hog);
+            check_branch(engine, a, ids[1], want[1], n_bytes);
+            take_device(engine, hog, w->n_hog);
+            cancel_reply(engine, a, ids[0]);
+            take_device(engine, hog, w->n_hog);
+            check_branch(engine, a, ids[0], want[0], n_bytes);
+            check_branch(engine, b, ids[2], want[2], n_bytes);
+            cancel_reply(engine, b, ids[1]);
+            qe_engine_close_session(engine, b);
+            take_device(engine, hog, w->n_hog);
+            check_branch(engine, a, ids[0], want[0], n_bytes);
+            et_pages_used(engine);
+            const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+            n_read = s->tiers[QE_TIER_DISK].bytes_out;
+            if (w->n_hog > 0)
+                g_assert_cmpuint(s->tiers[QE_TIER_HOST].bytes_out, >, w->gpu_tokens ? 0 : 28 * PAGE_BYTES);
+            qe_snapshot_unref(s);
+            qe_engine_free(engine);
+        }
+        g_assert_true((n_read >= 28 * PAGE_BYTES) == (w->mode == QE_CACHE_TIERED));
+        et_scratch_free(dir);
+    }
+    for (uint32_t i = 0; i < N_BRANCHES; i++) {
+        g_array_unref(ids[i]);
+        g_free(want[i]);
+    }
+    et_set_backend(NULL, NULL);
+}
+
+static void test_branches_cpu(void)
+{
+    branches(false);
+}
+
+static void test_branches_mock(void)
+{
+    branches(true);
+}
+
 /* More conversations than the device holds: they go to the host when idle and come back; nothing is computed again. */
 static void many_conversations(bool mock)
 {
@@ -968,6 +1116,8 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/same/cpu", test_same_cpu);
     g_test_add_func("/engine/tiers/same/mock", test_same_mock);
     g_test_add_func("/engine/tiers/paths", test_paths);
+    g_test_add_func("/engine/tiers/branches/cpu", test_branches_cpu);
+    g_test_add_func("/engine/tiers/branches/mock", test_branches_mock);
     g_test_add_func("/engine/tiers/many/cpu", test_many_cpu);
     g_test_add_func("/engine/tiers/many/mock", test_many_mock);
     g_test_add_func("/engine/tiers/shared", test_shared);
