@@ -870,6 +870,7 @@ static uint64_t from_environment(const char *name, uint64_t otherwise)
 static void walk_once(uint64_t seed, uint64_t n_steps, bool background)
 {
     g_autofree walk *w = g_new0(walk, 1);
+    g_test_message("seed %" G_GUINT64_FORMAT, seed); /* one that fails is the last */
     walk_begin(w, seed, background);
     for (uint64_t i = 0; i < n_steps; i++) {
         if (w->armed && one_in(w, 20)) {
