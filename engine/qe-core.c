@@ -215,6 +215,12 @@ static void set_seed(const qe_core *core, qe_kv_pool *pool, const qk_kv_layout *
     qe_kv_pool_set_seed(pool, &seed);
 }
 
+/* On the thread that made it: an idle engine takes the slab, and has the next one made while it is idle. */
+static void on_host_slab(void *user)
+{
+    qe_queue_kick(user);
+}
+
 /* Pools of all classes within one budget of device bytes and one of host bytes. */
 static void make_pools(qe_core *core, uint32_t n_pages)
 {
@@ -236,6 +242,7 @@ static void make_pools(qe_core *core, uint32_t n_pages)
         uint32_t host_slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_HOST_SLAB_BYTES / page_bytes, 1);
         qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, host_slab_pages, !core->is_host,
             &core->device_ledger, &core->host_ledger);
+        qe_kv_pool_on_host_slab(core->pools[c], on_host_slab, core->queue);
         qk_shape shape = shape_of(core);
         if (c == 0 && core->params.select_max)
             qe_kv_pool_set_bounds(core->pools[c], qk_bounds_bytes(&shape, layouts[c]->dtype));

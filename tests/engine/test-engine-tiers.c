@@ -3,6 +3,8 @@
  * restoring, losing the device and closing do is told by receipts. */
 #include <math.h>
 #include <string.h>
+#include "engine/qe-lock.h"
+#include "kernels/qk-backend.h"
 #include "kernels/qk-mock.h"
 #include "tests/engine/engine-test.h"
 
@@ -46,6 +48,14 @@ static qe_session_id open_mode(qe_engine *engine, qe_cache_mode mode, uint32_t g
     options.cache.mode = mode;
     options.cache.hot_cache_length = gpu_tokens;
     return et_open_with(engine, &options);
+}
+
+static void ask_ids(qe_engine *engine, qe_session_id session, const GArray *ids)
+{
+    g_auto(et_result) r = {0};
+    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 1);
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
 }
 
 static void clear_all(et_result *results)
@@ -683,6 +693,91 @@ static void test_stored_when_idle(void)
     et_set_backend(NULL, NULL);
 }
 
+/* Waits until the host has @n pages, with nothing asked of the engine. The budget holds all the time. */
+static void wait_on_host(qe_engine *engine, uint32_t n)
+{
+    uint32_t n_there = 0;
+    for (int i = 0; i < 4000 && n_there < n; i++) {
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        const qe_tier_view *host = &s->tiers[QE_TIER_HOST];
+        g_assert_cmpuint(host->bytes_reserved, <=, host->bytes_max);
+        n_there = host->n_pages_used;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    g_assert_cmpuint(n_there, >=, n);
+}
+
+/* A mock whose registering of host memory waits until it is let. */
+static const qk_backend_ops *mock_ops;
+static qe_mutex gate_lock = PTHREAD_MUTEX_INITIALIZER;
+static qe_cond gate_changed = PTHREAD_COND_INITIALIZER;
+static uint32_t gate_let_through;
+
+static void let_register(uint32_t n)
+{
+    qe_mutex_lock(&gate_lock);
+    gate_let_through = n;
+    qe_cond_broadcast(&gate_changed);
+    qe_mutex_unlock(&gate_lock);
+}
+
+static qk_status gated_register(
+    qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size)
+{
+    qe_mutex_lock(&gate_lock);
+    while (gate_let_through == 0)
+        qe_cond_wait(&gate_changed, &gate_lock);
+    gate_let_through--;
+    qe_mutex_unlock(&gate_lock);
+    return mock_ops->host_register(backend, host, bytes, error, error_size);
+}
+
+static qk_status open_gated(void *user, qk_backend **out, char *error, size_t error_size)
+{
+    static qk_backend_ops ops;
+    qk_status status = open_mock(user, out, error, error_size);
+    if (status != QK_OK)
+        return status;
+    mock_ops = (*out)->ops;
+    ops = *mock_ops;
+    ops.host_register = gated_register;
+    (*out)->ops = &ops;
+    return QK_OK;
+}
+
+/* Host memory is made ahead while the engine has nothing to do, not when the next prompt comes: what is ready after all has
+ * come to rest is taken, with nothing asked. */
+static void test_host_ahead(void)
+{
+    enum { N_PAGES = 145, SLAB = 50 }; /* an eighth of the tier; so many are kept free as well */
+    et_set_backend(open_gated, NULL);
+    mock_options = (qk_mock_options){.seed = 22, .delay_us_max = 100, .n_threads = 2};
+    g_autoptr(GArray) ids = et_some_ids(N_PAGES * 16, 93);
+    let_register(3);
+    qe_engine *engine = engine_with(400, 8 * SLAB);
+    ask_ids(engine, open_mode(engine, QE_CACHE_TIERED, 0), ids);
+    wait_on_host(engine, N_PAGES);      /* the fourth slab is being registered */
+    for (bool rests = false; !rests;) { /* the last publication: of rates that are zero again */
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        rests = s->prefill_tokens_per_s + s->decode_tokens_per_s == 0;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    let_register(1);
+    uint64_t n = 0;
+    for (int i = 0; i < 2000 && n < 4 * SLAB; i++) {
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        n = s->tiers[QE_TIER_HOST].bytes_reserved / PAGE_BYTES;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    let_register(UINT32_MAX);
+    g_assert_cmpuint(n, ==, 4 * SLAB);
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
+}
+
 /* How many of the session's pages are on the device. Limits are looked at on the way. */
 static uint32_t pages_on_device(qe_engine *engine, qe_session_id session)
 {
@@ -740,21 +835,6 @@ static void test_prefetch(void)
     et_set_backend(NULL, NULL);
 }
 
-/* Waits until the host has @n pages, with nothing asked of the engine. The budget holds all the time. */
-static void wait_on_host(qe_engine *engine, uint32_t n)
-{
-    uint32_t n_there = 0;
-    for (int i = 0; i < 4000 && n_there < n; i++) {
-        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
-        const qe_tier_view *host = &s->tiers[QE_TIER_HOST];
-        g_assert_cmpuint(host->bytes_reserved, <=, host->bytes_max);
-        n_there = host->n_pages_used;
-        qe_snapshot_unref(s);
-        g_usleep(5000);
-    }
-    g_assert_cmpuint(n_there, >=, n);
-}
-
 /* ---- Which pages go first, and what is told of it ---- */
 
 static const qe_session_view *view_of(const qe_snapshot *s, qe_session_id id)
@@ -795,14 +875,6 @@ static uint32_t check_changes(const qe_snapshot *since, const qe_snapshot *now)
     }
     g_assert_cmpuint(n_used, ==, n);
     return n;
-}
-
-static void ask_ids(qe_engine *engine, qe_session_id session, const GArray *ids)
-{
-    g_auto(et_result) r = {0};
-    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 1);
-    et_generate(engine, &params, &r);
-    g_assert_no_error(r.error);
 }
 
 /* Room for a conversation comes from idle ones, the one used longest ago first, from its end; pages that several hold go last,
@@ -1129,6 +1201,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/int8", test_int8);
     g_test_add_func("/engine/tiers/change", test_change);
     g_test_add_func("/engine/tiers/stored-when-idle", test_stored_when_idle);
+    g_test_add_func("/engine/tiers/host-ahead", test_host_ahead);
     g_test_add_func("/engine/tiers/prefetch", test_prefetch);
     g_test_add_func("/engine/tiers/order", test_order);
     g_test_add_func("/engine/tiers/changes", test_changes);
