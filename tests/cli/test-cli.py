@@ -504,6 +504,8 @@ def bench_arrivals_counts_all():
     more = json.loads(ok(*args, "--find-rate", "--p99", "100000", "--held", "50", "--not-held", "60", "--time-limit",
                          "0.1", "--json"))
     assert 50 < more["trials"][0]["rate"] < 60 and more["rate_held"] > 50 and more["rate_not_held"] == 60, more
+    text = ok(*args, "--find-rate", "--p99", "100000", "--time-limit", "0.1")
+    assert re.search(r"same command and --held 40\.$", text, re.M), text
     none = json.loads(ok(*args, "--find-rate", "--p99", "0.0001", "--time-limit", "0.2", "--json"))
     assert none["rate_held"] is None and none["rate_not_held"] <= 40, none
     # A search that is cut after each trial goes on from its file; with other options the file is refused.
