@@ -273,6 +273,7 @@ static const struct
   { "n_recomputed", G_STRUCT_OFFSET (qe_receipt, n_recomputed), FIGURE_UINT },
   { "n_generated", G_STRUCT_OFFSET (qe_receipt, n_generated), FIGURE_UINT },
   { "restore_ms", G_STRUCT_OFFSET (qe_receipt, restore_ms), FIGURE_DOUBLE },
+  { "restore_disk_ms", G_STRUCT_OFFSET (qe_receipt, restore_disk_ms), FIGURE_DOUBLE },
   { "queue_ms", G_STRUCT_OFFSET (qe_receipt, queue_ms), FIGURE_DOUBLE },
   { "first_token_ms", G_STRUCT_OFFSET (qe_receipt, first_token_ms), FIGURE_DOUBLE },
   { "prefill_ms", G_STRUCT_OFFSET (qe_receipt, prefill_ms), FIGURE_DOUBLE },

@@ -25,6 +25,7 @@ quire_receipt_add_timings (GString *out, const qe_receipt *r)
                 { "prefill_ms", r->prefill_ms },
                 { "decode_ms", r->decode_ms },
                 { "restore_ms", r->restore_ms },
+                { "restore_disk_ms", r->restore_disk_ms },
                 { "prefill_tokens_per_s", r->prefill_tokens_per_s },
                 { "decode_tokens_per_s", r->decode_tokens_per_s } };
 

@@ -339,6 +339,23 @@ static uint32_t adopt(qe_timeline *t, uint32_t keep, uint32_t *n_disk)
 
 static void begin_reply(qe_core *core, qe_request *request, const float *logits);
 
+/* The logits that the reply's first token is drawn from, when they were kept: then it needs no step and no page. Returns:
+ * owned; NULL: they are not known, or not wanted. */
+static float *dup_known_logits(qe_core *core, const qe_request *request)
+{
+    bool begins = request->n_generated == 0 && request->n_generate_max > 0 && !request->no_reuse &&
+                  !request->known_failed;
+    return begins && !request->is_eval ? qe_core_disk_dup_logits(core, request->timeline) : NULL;
+}
+
+static void note_admitted(qe_request *request)
+{
+    if (request->admitted == 0) {
+        request->admitted = g_get_monotonic_time();
+        request->receipt.queue_ms = ms_between(request->called, request->admitted);
+    }
+}
+
 static void start(qe_core *core, qe_request *request)
 {
     qe_timeline *t = request->timeline;
@@ -346,8 +363,7 @@ static void start(qe_core *core, qe_request *request)
     if ((request->no_reuse || !keeps) && !request->reuse_counted)
         qe_session_uncache(t->session, 0);
     /* The last row's logits exist only when it is computed, or were kept; an eval wants those of its rows. */
-    bool begins = request->n_generated == 0 && request->n_generate_max > 0 && !request->no_reuse;
-    g_autofree float *known = begins && !request->is_eval ? qe_core_disk_dup_logits(core, t) : NULL;
+    g_autofree float *known = dup_known_logits(core, request);
     uint32_t keep = qe_session_n_ids(t->session) - (known ? 0 : 1);
     if (request->is_eval)
         keep = MIN(keep, request->eval_first);
@@ -375,10 +391,7 @@ static void start(qe_core *core, qe_request *request)
         }
     }
     g_assert(request->slot != QK_NO_SLOT);
-    if (request->admitted == 0) {
-        request->admitted = g_get_monotonic_time();
-        request->receipt.queue_ms = ms_between(request->called, request->admitted);
-    }
+    note_admitted(request);
     request->state = request->n_generated ? QE_REQUEST_DECODE : QE_REQUEST_PREFILL;
     g_ptr_array_remove(core->waiting, request);
     insert_by_serial(core->running, request);
@@ -402,9 +415,28 @@ static bool waits_for_disk(qe_core *core, qe_request *request)
             return true;
         }
     }
-    request->receipt.restore_ms += ms_between(request->disk_begun, now);
+    double ms = ms_between(request->disk_begun, now);
+    request->receipt.restore_ms += ms;
+    request->receipt.restore_disk_ms += ms;
     request->disk_begun = 0;
     return false;
+}
+
+/* The first token of a reply whose pages are on their way from the disk: only the second one needs them. Should the reply end
+ * with it, its receipt says that nothing was computed; else start() counts what came. */
+static void begin_before_pages(qe_core *core, qe_request *request)
+{
+    g_autofree float *known = dup_known_logits(core, request);
+    if (!known)
+        return;
+    qe_request_ref(request);
+    note_admitted(request);
+    request->receipt.mode = request->timeline->mode;
+    request->receipt.n_prompt = request->receipt.n_reused = request->n_prompt;
+    begin_reply(core, request, known);
+    if (request->state != QE_REQUEST_DONE)
+        request->state = QE_REQUEST_QUEUED; /* as one that was preempted */
+    qe_request_unref(request);
 }
 
 /* First come, first served: nobody overtakes a request that waits for pages, except one whose reader is away or whose pages
@@ -414,8 +446,12 @@ static void admit(qe_core *core)
     bool changed = false;
     for (guint i = 0; i < core->waiting->len && core->running->len < QE_RUNNING_MAX;) {
         qe_request *request = core->waiting->pdata[i];
-        if (qe_outbox_is_full(request->outbox) || waits_for_disk(core, request)) {
-            i++;
+        bool is_full = qe_outbox_is_full(request->outbox);
+        if (is_full || waits_for_disk(core, request)) {
+            if (!is_full)
+                begin_before_pages(core, request);
+            if (i < core->waiting->len && core->waiting->pdata[i] == request) /* that was not all of it */
+                i++;
             continue;
         }
         if (core->running->len > 0 && !may_start(core, request))
@@ -462,9 +498,12 @@ static bool next_rows(qe_request *request, candidate *c, qe_sched_item *item)
     uint32_t n_ids = qe_session_n_ids(request->timeline->session);
     *c = (candidate){.request = request, .epoch = request->epoch};
     *item = (qe_sched_item){.start = request->pos};
-    /* The page that it goes on in counts against its limit, too. */
+    /* The page that it goes on in counts against its limit, too: where that is copied, the copy and what it is made from. */
+    const qe_session *session = request->timeline->session;
     uint64_t limit_rows =
         (uint64_t)qe_core_limit(request->timeline) * QK_PAGE_TOKENS - request->pos % QK_PAGE_TOKENS;
+    if (request->pos == qe_session_n_cached(session) && qe_session_copies_page(session))
+        limit_rows -= QK_PAGE_TOKENS;
     item->n_rows_max = (uint32_t)MIN(limit_rows, (uint64_t)UINT32_MAX);
     if (request->pos < n_ids) {
         item->n_known = n_ids - request->pos;
@@ -931,6 +970,7 @@ static void begin_reply(qe_core *core, qe_request *request, const float *logits)
         .sampling = &sampling,
     };
     if (qk_host_sample(&draw, &output, tops) != QK_OK || output.flags != 0 || output.token < 0) {
+        request->known_failed = true;
         qe_session_uncache(session, qe_session_n_ids(session) - 1); /* computed as always */
         restart(request);
         return;

@@ -535,8 +535,8 @@ void qe_core_prefetch(qe_core *core, qe_session_id id)
 /* ---- A round's moves ---- */
 
 /* Registering host memory holds the driver back, and with it the launches of a prompt's steps: 27 GB/s of pages against the
- * hundreds of launches of each step. So while a prompt is computed and half of the device's room is left, no more of it is
- * made; what the host has no slots for waits. */
+ * hundreds of launches of each step. So while a prompt is computed, or waits for that, and half of the device's room is left,
+ * no more of it is made; what the host has no slots for waits. */
 static bool spares_prompts(const qe_core *core, const qe_kv_pool *pool)
 {
     if (core->is_host || qe_kv_pool_n_available(pool) < qe_kv_pool_n_max(pool) / 2)
@@ -544,6 +544,11 @@ static bool spares_prompts(const qe_core *core, const qe_kv_pool *pool)
     for (guint i = 0; i < core->running->len; i++) {
         const qe_request *r = core->running->pdata[i];
         if (r->state == QE_REQUEST_PREFILL && !r->paused)
+            return true;
+    }
+    for (guint i = 0; i < core->waiting->len; i++) {
+        const qe_request *r = core->waiting->pdata[i];
+        if (r->n_generated == 0 && !qe_outbox_is_full(r->outbox))
             return true;
     }
     return false;

@@ -215,6 +215,12 @@ static void set_seed(const qe_core *core, qe_kv_pool *pool, const qk_kv_layout *
     qe_kv_pool_set_seed(pool, &seed);
 }
 
+/* On the thread that made it: an idle engine takes the slab, and has the next one made while it is idle. */
+static void on_host_slab(void *user)
+{
+    qe_queue_kick(user);
+}
+
 /* Pools of all classes within one budget of device bytes and one of host bytes. */
 static void make_pools(qe_core *core, uint32_t n_pages)
 {
@@ -236,6 +242,7 @@ static void make_pools(qe_core *core, uint32_t n_pages)
         uint32_t host_slab_pages = core->is_host ? 0 : (uint32_t)MAX(QE_KV_HOST_SLAB_BYTES / page_bytes, 1);
         qe_kv_pool_add_host(core->pools[c], (uint32_t)n_host, host_slab_pages, !core->is_host,
             &core->device_ledger, &core->host_ledger);
+        qe_kv_pool_on_host_slab(core->pools[c], on_host_slab, core->queue);
         qk_shape shape = shape_of(core);
         if (c == 0 && core->params.select_max)
             qe_kv_pool_set_bounds(core->pools[c], qk_bounds_bytes(&shape, layouts[c]->dtype));
@@ -766,6 +773,17 @@ static void withdraw(qe_core *core, qe_request *request)
         g_ptr_array_remove(core->waiting, request);
 }
 
+static void tell_ranges(qe_request *request, const qe_session *session)
+{
+    uint32_t n = qe_session_n_turns(session);
+    qe_message_range *ranges = g_new(qe_message_range, n);
+    for (uint32_t i = 0; i < n; i++) {
+        const qe_turn *turn = qe_session_turn(session, i);
+        ranges[i] = (qe_message_range){turn->role, turn->begin, turn->end};
+    }
+    qe_outbox_set_ranges(request->outbox, ranges, n);
+}
+
 void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError *error)
 {
     qe_timeline *t = request->timeline;
@@ -778,6 +796,7 @@ void qe_core_finish(qe_core *core, qe_request *request, qe_finish finish, GError
         qe_reply_flush(request->reply, rest);
         qe_outbox_push(request->outbox, rest->str, rest->len, NULL, 0);
     }
+    tell_ranges(request, t->session);
     gint64 now = g_get_monotonic_time();
     if (request->admitted == 0)
         request->receipt.queue_ms = (double)(now - request->called) / 1000;

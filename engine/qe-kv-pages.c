@@ -83,6 +83,12 @@ void qe_kv_pool_add_host(qe_kv_pool *pool, uint32_t n_max, uint32_t slab_pages, 
     });
 }
 
+void qe_kv_pool_on_host_slab(qe_kv_pool *pool, void (*made)(void *user), void *user)
+{
+    if (pool->host)
+        qe_kv_slots_set_made(pool->host, made, user);
+}
+
 void qe_kv_pool_set_seed(qe_kv_pool *pool, const qe_page_key *seed)
 {
     pool->seed = *seed;

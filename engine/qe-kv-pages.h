@@ -43,6 +43,8 @@ qe_kv_pool *qe_kv_pool_new(qk_backend *backend, const qk_kv_layout *layout, uint
  * and stores wait until one is there. Ledgers (borrowed, may be NULL) bound the bytes of several pools together. */
 void qe_kv_pool_add_host(qe_kv_pool *pool, uint32_t n_max, uint32_t slab_pages, bool background,
     qe_kv_ledger *device_ledger, qe_kv_ledger *host_ledger);
+/* @made: on the thread that made one of its slabs, when it is ready: qe_kv_pool_poll() takes it. Before the first page. */
+void qe_kv_pool_on_host_slab(qe_kv_pool *pool, void (*made)(void *user), void *user);
 void qe_kv_pool_set_seed(qe_kv_pool *pool, const qe_page_key *seed); /* the parent of a first page's key */
 void qe_kv_pool_free(qe_kv_pool *pool); /* NULL is fine; no page may have a reference, no step may run */
 /* After a lost device: device copies and what was moving are gone; pages that the host has stay. Those that have no copy

@@ -32,6 +32,8 @@ typedef struct {
     slab slab;
     char error[200];
     gint done; /* atomic */
+    void (*made)(void *user);
+    void *made_user;
 } maker;
 
 struct qe_kv_slots {
@@ -282,6 +284,8 @@ static void *make_in_background(void *user)
     if (!map_slab(m->backend, &m->slab, m->slab.map_bytes, true, m->error, sizeof m->error))
         m->slab.map = NULL;
     g_atomic_int_set(&m->done, 1);
+    if (m->made)
+        m->made(m->made_user);
     return NULL;
 }
 
@@ -297,6 +301,8 @@ void qe_kv_slots_prepare(qe_kv_slots *self, uint32_t n_free)
     self->making->backend = self->p.backend;
     self->making->slab.n_slots = n;
     self->making->slab.map_bytes = slab_bytes(self, n);
+    self->making->made = self->p.made;
+    self->making->made_user = self->p.made_user;
     self->making->thread = g_thread_new("kv-host-slab", make_in_background, self->making);
 }
 
@@ -399,6 +405,12 @@ uint32_t qe_kv_slots_trim(qe_kv_slots *self, uint32_t n_slabs_kept)
     }
     forget_failures(self);
     return n_before - self->n_reserved;
+}
+
+void qe_kv_slots_set_made(qe_kv_slots *self, void (*made)(void *user), void *user)
+{
+    self->p.made = made;
+    self->p.made_user = user;
 }
 
 void qe_kv_slots_set_ledger(qe_kv_slots *self, qe_kv_ledger *ledger)

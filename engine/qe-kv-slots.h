@@ -30,6 +30,8 @@ typedef struct {
     uint32_t slab_slots;  /* slots a slab, at least 1 */
     qe_kv_ledger *ledger; /* borrowed; NULL: n_max alone bounds it */
     bool background; /* host: slabs are mapped and registered on a thread; take() fails while none is ready */
+    void (*made)(void *user); /* on that thread: there is news for qe_kv_slots_poll(); NULL: nobody asks */
+    void *made_user;
 } qe_kv_slots_params;
 
 typedef struct qe_kv_slots qe_kv_slots;
@@ -49,6 +51,7 @@ void qe_kv_slots_give(qe_kv_slots *self, qe_slot slot);
 
 bool qe_kv_slots_warm(qe_kv_slots *self, GError **error);             /* takes the first slab */
 void qe_kv_slots_set_ledger(qe_kv_slots *self, qe_kv_ledger *ledger); /* before the first slab */
+void qe_kv_slots_set_made(qe_kv_slots *self, void (*made)(void *user), void *user); /* the same */
 void qe_kv_slots_set_max(qe_kv_slots *self, uint32_t n_max);
 /* Frees slabs at the end that have no slot in use, down to @n_slabs_kept and past it those beyond the budget. The caller
  * has seen to it that no work touches them. Returns how many slots went. */

@@ -23,6 +23,8 @@ struct qe_outbox {
     qe_update latest; /* everything but text, ids, top and error */
     qe_top *top;
     uint32_t n_top;
+    qe_message_range *ranges;
+    uint32_t n_ranges;
     GError *error;
 };
 
@@ -50,6 +52,7 @@ void qe_outbox_free(qe_outbox *self)
     g_array_unref(self->ids);
     g_array_unref(self->logprobs);
     g_free(self->top);
+    g_free(self->ranges);
     g_clear_error(&self->error);
     qe_cond_clear(&self->cond);
     qe_mutex_clear(&self->lock);
@@ -136,6 +139,15 @@ void qe_outbox_set_top(qe_outbox *self, const qe_top *top, uint32_t n)
     unlock_with_news(self);
 }
 
+void qe_outbox_set_ranges(qe_outbox *self, qe_message_range *ranges, uint32_t n)
+{
+    qe_mutex_lock(&self->lock);
+    g_free(self->ranges);
+    self->ranges = ranges;
+    self->n_ranges = n;
+    qe_mutex_unlock(&self->lock); /* told with the last word */
+}
+
 void qe_outbox_finish(qe_outbox *self, qe_finish finish, const qe_receipt *receipt, GError *error)
 {
     qe_mutex_lock(&self->lock);
@@ -177,6 +189,10 @@ bool qe_outbox_take(qe_outbox *self, qe_update *out, bool *was_full)
     out->n_top = self->n_top;
     out->top = self->n_top ? g_memdup2(self->top, self->n_top * sizeof *self->top) : NULL;
     out->error = self->error ? g_error_copy(self->error) : NULL;
+    if (self->latest.state == QE_REQUEST_DONE && self->n_ranges > 0) {
+        out->ranges = g_memdup2(self->ranges, self->n_ranges * sizeof *out->ranges);
+        out->n_ranges = self->n_ranges;
+    }
     qe_mutex_unlock(&self->lock);
     return news;
 }
@@ -202,7 +218,8 @@ void qe_update_clear(qe_update *update)
     g_clear_pointer(&update->ids, g_free);
     g_clear_pointer(&update->logprobs, g_free);
     g_clear_pointer(&update->top, g_free);
+    g_clear_pointer(&update->ranges, g_free);
     g_clear_error(&update->error);
     update->n_text = 0;
-    update->n_ids = update->n_top = 0;
+    update->n_ids = update->n_top = update->n_ranges = 0;
 }

@@ -28,6 +28,8 @@ void qe_outbox_set_queued(qe_outbox *self, uint32_t n_before);
 void qe_outbox_set_progress(qe_outbox *self, qe_request_state state, uint32_t n_prompt,
     uint32_t n_prompt_done, const qe_receipt *receipt);
 void qe_outbox_set_top(qe_outbox *self, const qe_top *top, uint32_t n);
+/* @ranges: consumed. */
+void qe_outbox_set_ranges(qe_outbox *self, qe_message_range *ranges, uint32_t n);
 /* The last word; @error: consumed, may be NULL. Later writes are a bug. */
 void qe_outbox_finish(qe_outbox *self, qe_finish finish, const qe_receipt *receipt, GError *error);
 bool qe_outbox_is_full(qe_outbox *self);

@@ -69,7 +69,8 @@ struct qe_request {
     bool opens_thought; /* the prompt ends with "<think>\n", which the reply's text begins with */
     bool history_set;   /* the slot has this request's penalty history */
     bool top_known, reuse_counted;
-    bool begun_known; /* its first token was drawn from logits that were kept */
+    bool begun_known;  /* its first token was drawn from logits that were kept */
+    bool known_failed; /* those are no good: it is computed */
     uint32_t n_prompt, n_generated, n_generate_max;
     bool max_is_context; /* n_generate_max comes from the context, not from max_tokens */
     uint32_t n_stripped; /* tokens of earlier replies that were put again without reasoning */

@@ -199,6 +199,12 @@ static bool has_cut_page(const qe_session *self)
     return qe_kv_page_state(self->pool, *page_at(self, self->n_cached / QK_PAGE_TOKENS)) == QE_PAGE_SEALED;
 }
 
+bool qe_session_copies_page(const qe_session *self)
+{
+    return has_cut_page(self) &&
+           !qe_kv_page_can_unseal(self->pool, *page_at(self, self->n_cached / QK_PAGE_TOKENS));
+}
+
 uint32_t qe_session_pages_needed(const qe_session *self, uint32_t n_tokens)
 {
     if (n_tokens <= self->n_cached)
@@ -206,10 +212,7 @@ uint32_t qe_session_pages_needed(const qe_session *self, uint32_t n_tokens)
     uint32_t n_pages = pages_for(n_tokens), n_needed = 0;
     if (n_pages > self->pages->len)
         n_needed = n_pages - self->pages->len;
-    if (has_cut_page(self) &&
-        !qe_kv_page_can_unseal(self->pool, *page_at(self, self->n_cached / QK_PAGE_TOKENS)))
-        n_needed++;
-    return n_needed;
+    return n_needed + qe_session_copies_page(self);
 }
 
 /* Contiguous: all pages move to a run of their own that has room for @n_tokens and some more. */

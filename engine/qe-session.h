@@ -76,6 +76,8 @@ void qe_session_extend_turn(
 bool qe_session_reserve(qe_session *self, uint32_t n_tokens, GError **error);
 uint32_t qe_session_pages_needed(
     const qe_session *self, uint32_t n_tokens); /* pages reserve would allocate */
+bool qe_session_copies_page(
+    const qe_session *self); /* of them, one for the page that it goes on in, which others hold */
 void qe_session_commit(qe_session *self, uint32_t n);
 void qe_session_release_reserved(qe_session *self); /* gives back pages past ceil(n_cached / 16) */
 

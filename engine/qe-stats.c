@@ -153,6 +153,29 @@ static qe_tier tier_of(const qe_stats_input *input, const qe_kv_pool *pool, qe_p
     return QE_TIER_GPU;
 }
 
+static const qe_session_view *find_session(const qe_snapshot *s, qe_session_id id, uint32_t *at)
+{
+    while (*at < s->n_sessions && s->sessions[*at].id < id)
+        ++*at;
+    return *at < s->n_sessions && s->sessions[*at].id == id ? &s->sessions[*at] : NULL;
+}
+
+static bool has_same_cells(const qe_session_view *a, const qe_session_view *b)
+{
+    return a->n_pages == b->n_pages && memcmp(a->cells, b->cells, a->n_pages * sizeof *a->cells) == 0;
+}
+
+/* Since when each session's cells are as they are. Both lists are by id. */
+static void date_cells(snapshot *s, const snapshot *before)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < s->view.n_sessions; i++) {
+        qe_session_view *v = &s->sessions[i];
+        const qe_session_view *old = before ? find_session(&before->view, v->id, &at) : NULL;
+        v->changed = old && has_same_cells(old, v) ? old->changed : s->view.serial;
+    }
+}
+
 static void fill_cells(snapshot *s, const qe_stats_input *input)
 {
     gsize n_cells = 0;
@@ -327,8 +350,10 @@ bool qe_stats_publish(qe_stats *self, const qe_stats_input *input)
     fill_tiers(&s->view, input, g_strdup(input->cpu_reason ? input->cpu_reason : self->gpu_reason));
     if (input->device)
         fill_device(&s->view.device, input);
-    if (is_loaded(input))
+    if (is_loaded(input)) {
         fill_cells(s, input);
+        date_cells(s, self->latest);
+    }
     measure_rates(self, now, &s->view);
     uint32_t used[1 + QE_N_TIERS] = {0};
     for (int i = 0; i < QE_N_TIERS; i++) {
@@ -365,4 +390,45 @@ const qe_snapshot *qe_stats_dup_snapshot(qe_stats *self)
     g_atomic_int_inc(&s->n_refs);
     qe_mutex_unlock(&self->lock);
     return &s->view;
+}
+
+/* ---- Changes ---- */
+
+/* @before, @now: NULL where the session is not there. */
+static void list_session(GArray *out, const qe_session_view *before, const qe_session_view *now)
+{
+    uint32_t n_before = before ? before->n_pages : 0, n_now = now ? now->n_pages : 0;
+    for (uint32_t i = 0; i < MAX(n_before, n_now); i++) {
+        qe_page_change change = {
+            .session = now ? now->id : before->id,
+            .page = i,
+            .before = i < n_before ? before->cells[i].flags : QE_CELL_NONE,
+            .now = i < n_now ? now->cells[i].flags : QE_CELL_NONE,
+        };
+        if (change.before != change.now)
+            g_array_append_val(out, change);
+    }
+}
+
+qe_page_change *qe_snapshot_list_changes(const qe_snapshot *since, const qe_snapshot *now, uint32_t *n)
+{
+    GArray *out = g_array_new(FALSE, FALSE, sizeof(qe_page_change));
+    uint32_t a = 0, b = 0;
+    while (a < since->n_sessions || b < now->n_sessions) {
+        const qe_session_view *x = a < since->n_sessions ? &since->sessions[a] : NULL;
+        const qe_session_view *y = b < now->n_sessions ? &now->sessions[b] : NULL;
+        if (x && y && x->id == y->id) {
+            if (y->changed > since->serial)
+                list_session(out, x, y);
+            a++, b++;
+        } else if (!y || (x && x->id < y->id)) {
+            list_session(out, x, NULL);
+            a++;
+        } else {
+            list_session(out, NULL, y);
+            b++;
+        }
+    }
+    *n = out->len;
+    return (qe_page_change *)(void *)g_array_free(out, out->len == 0);
 }

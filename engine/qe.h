@@ -460,7 +460,8 @@ typedef struct {
     qe_mismatch mismatch; /* why */
     double
         skipped_share; /* selective: of the pages that the reply's tokens had before them, how many were left out, 0..1 */
-    double restore_ms;                                      /* from admission until the pages were back */
+    double restore_ms;      /* until pages of lower tiers were back */
+    double restore_disk_ms; /* of it, until those from the disk were in host memory */
     double queue_ms, first_token_ms, prefill_ms, decode_ms; /* first_token_ms: from the call */
     double prefill_tokens_per_s, decode_tokens_per_s;
     qe_profile profile; /* of the request's n_profile */
@@ -484,6 +485,12 @@ typedef struct {
     } top[QE_TOP_LOGPROBS_MAX]; /* most probable first; the drawn token need not be among them */
 } qe_token_logprobs;
 
+/* Where a message is in its conversation's timeline: tokens [begin, end), those of the template included. */
+typedef struct {
+    qe_role role;
+    uint32_t begin, end;
+} qe_message_range;
+
 typedef struct {
     qe_request_state state;
     uint32_t n_before;                /* QUEUED: requests ahead */
@@ -500,7 +507,10 @@ typedef struct {
     qe_top *top;        /* owned: [n_top], once known; else NULL */
     uint32_t n_top;
     qe_finish finish; /* DONE only */
-    GError *error;    /* owned; QE_FINISH_ERROR only */
+    /* owned: [n_ranges], DONE only: every message of the conversation, the reply last. Ids count as a user's message. */
+    qe_message_range *ranges;
+    uint32_t n_ranges;
+    GError *error; /* owned; QE_FINISH_ERROR only */
 } qe_update;
 
 /* Moves what is new into @out and returns whether anything changed since the last call; @out is valid, and owned, either
@@ -555,6 +565,7 @@ typedef struct {
     bool running;
     qe_cache_mode mode;   /* never AUTO */
     const qe_cell *cells; /* [n_pages], token order */
+    uint64_t changed;     /* the serial since which the cells are as they are */
 } qe_session_view;
 
 typedef struct {
@@ -575,6 +586,16 @@ typedef struct {
 
 const qe_snapshot *qe_engine_dup_snapshot(qe_engine *engine); /* never NULL */
 void qe_snapshot_unref(const qe_snapshot *snapshot);
+/* A page whose flags are others than they were: another tier, shared, moving, full. */
+enum { QE_CELL_NONE = 0xff }; /* in the flags' place: there was, or is, no such page */
+typedef struct {
+    qe_session_id session;
+    uint32_t page; /* in token order */
+    uint8_t before, now;
+} qe_page_change;
+/* What became of pages between two snapshots of one engine, by session and page. Sessions to which nothing happened cost no
+ * look at their pages. Returns: owned, [*n]; NULL when there is nothing. */
+qe_page_change *qe_snapshot_list_changes(const qe_snapshot *since, const qe_snapshot *now, uint32_t *n);
 
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_engine, qe_engine_free)
 G_DEFINE_AUTOPTR_CLEANUP_FUNC(qe_request, qe_request_unref)

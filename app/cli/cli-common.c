@@ -349,6 +349,8 @@ cli_reply_run (CliReply *reply, qe_request *request, FILE *out)
           reply->receipt = update.receipt;
           reply->finish = update.finish;
           reply->error = done ? g_steal_pointer (&update.error) : NULL;
+          reply->ranges = g_steal_pointer (&update.ranges); /* with the last */
+          reply->n_ranges = update.n_ranges;
         }
       qe_update_clear (&update);
     }
@@ -361,6 +363,7 @@ cli_reply_clear (CliReply *reply)
     g_string_free (reply->text, TRUE);
   g_clear_pointer (&reply->ids, g_array_unref);
   g_clear_pointer (&reply->logprobs, g_array_unref);
+  g_clear_pointer (&reply->ranges, g_free);
   g_clear_error (&reply->error);
   reply->text = NULL;
 }

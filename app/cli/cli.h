@@ -120,6 +120,8 @@ typedef struct
   GArray *ids;      /* uint32_t */
   GArray *logprobs; /* qe_token_logprobs: empty unless the request wants them */
   qe_receipt receipt;
+  qe_message_range *ranges; /* [n_ranges] */
+  guint n_ranges;
   qe_finish finish;
   GError *error;
 } CliReply;

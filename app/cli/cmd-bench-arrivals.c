@@ -599,8 +599,14 @@ print_found (const Arrivals *a, double low, double high)
   if (a->options->resume != NULL)
     printf ("Not found to %.0f%% yet. Go on with the same command.\n", 100 * (RATE_SPREAD - 1));
   else
-    printf ("Not found to %.0f%% yet. Go on with the same command and --held %g --not-held %g.\n",
-            100 * (RATE_SPREAD - 1), low, high);
+    {
+      printf ("Not found to %.0f%% yet. Go on with the same command", 100 * (RATE_SPREAD - 1));
+      if (low > 0)
+        printf (" and --held %g", low);
+      if (high > 0)
+        printf ("%s --not-held %g", low > 0 ? "" : " and", high);
+      puts (".");
+    }
 }
 
 static gboolean

@@ -164,6 +164,20 @@ append_logprobs (GString *json, const CliReply *reply, qe_engine *engine)
   qe_tokenizer_unref (tokenizer);
 }
 
+/* The tokens of each message, the template's included. */
+static void
+append_ranges (GString *json, const CliReply *reply)
+{
+  static const char *const roles[] = { "system", "user", "assistant", "tool" };
+
+  g_string_append (json, ", \"messages\": [");
+  for (guint i = 0; i < reply->n_ranges; i++)
+    g_string_append_printf (json, "%s{\"role\": \"%s\", \"begin\": %u, \"end\": %u}",
+                            i > 0 ? ", " : "", roles[reply->ranges[i].role], reply->ranges[i].begin,
+                            reply->ranges[i].end);
+  g_string_append_c (json, ']');
+}
+
 static void
 print_json (const CliReply *reply, const qe_model_info *info, qe_engine *engine, gboolean logprobs)
 {
@@ -185,6 +199,7 @@ print_json (const CliReply *reply, const qe_model_info *info, qe_engine *engine,
   quire_receipt_add_timings (json, r);
   g_string_append (json, ", \"cache\": ");
   quire_receipt_add_cache (json, r);
+  append_ranges (json, reply);
   if (logprobs)
     append_logprobs (json, reply, engine);
   g_string_append_c (json, '}');
@@ -312,7 +327,10 @@ cli_generate (int argc, char **argv)
     { "added-tokens", 0, 0, G_OPTION_ARG_NONE, &o.added_tokens,
       "With --raw: recognise control tokens such as <|im_start|> in the prompt", NULL },
     { "json", 0, 0, G_OPTION_ARG_NONE, &o.json,
-      "Print one JSON object: text, ids, finish_reason, seed, usage, timings, cache", NULL },
+      "Print one JSON object: text, ids, finish_reason, seed, usage, timings, cache, and each "
+      "message's "
+      "tokens",
+      NULL },
     { "logprobs", 0, 0, G_OPTION_ARG_INT, &o.n_logprobs,
       "With --json: each token's log-probability and the N likeliest tokens beside it", "N" },
     { "json-object", 0, 0, G_OPTION_ARG_NONE, &o.json_object,

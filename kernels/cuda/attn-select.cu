@@ -409,6 +409,23 @@ template <int D> static select_kernel score_kernel_of(uint32_t n_q)
     return n_q >= 1 && n_q <= HEADS_MAX ? kernels[n_q - 1] : NULL;
 }
 
+/* Sizes are the reach of the choosing kernels. */
+static const uint32_t size_pages[QKC_SELECT_SIZES - 1] = {
+    2 * CHOOSE_THREADS, 8 * CHOOSE_THREADS, 32 * CHOOSE_THREADS};
+
+uint32_t qkc_select_size(uint32_t n_scored_max)
+{
+    uint32_t size = 0;
+    while (size < QKC_SELECT_SIZES - 1 && size_pages[size] < n_scored_max)
+        size++;
+    return size;
+}
+
+uint32_t qkc_select_size_pages(uint32_t size, uint32_t pages_max)
+{
+    return size < QKC_SELECT_SIZES - 1 && size_pages[size] < pages_max ? size_pages[size] : pages_max;
+}
+
 /* @n_a_thread: keys of a thread. */
 static select_kernel choose_kernel_of(uint32_t n_a_thread)
 {

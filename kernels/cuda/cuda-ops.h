@@ -297,6 +297,10 @@ typedef struct {
     uint32_t warp_pages; /* set by qkc_select() */
 } qkc_select_args;
 cudaError_t qkc_select(const qkc_launch *launch, const qkc_select_args *args);
+/* The launches have the shape of n_scored_max, what they do that of the plan. So captured ones serve all plans of a size. */
+#define QKC_SELECT_SIZES 4u
+uint32_t qkc_select_size(uint32_t n_scored_max);                   /* the smallest that has so many pages */
+uint32_t qkc_select_size_pages(uint32_t size, uint32_t pages_max); /* n_scored_max of such launches */
 
 /* ---- kv-int8.cu ---------------------------------------------------------------------------------------------- */
 

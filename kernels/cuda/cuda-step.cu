@@ -2,12 +2,15 @@
  *
  * A decode step (every sequence has one new row, at most QKC_SMALL_ROWS of them, some outputs) is one graph launch: each
  * step object has a graph for each power of two rows, captured from qkc_layers() when the step is made. All that changes
- * from step to step lies in the step's mapped pinned plan, which the graph's first kernel copies to the device. Other
- * steps are launched kernel by kernel, decode steps with outside pages among them (cuda-partial.cu).
+ * from step to step lies in the step's mapped pinned plan, which the graph's first kernel copies to the device. Decode
+ * steps with sequences that leave pages out have graphs of their own, for a few sizes of the choice: each is captured
+ * when it is first needed, since most conversations never need one. Other steps are launched kernel by kernel, decode
+ * steps with outside pages among them (cuda-partial.cu).
  *
  * Invariants
  *  1. Each block of memory is laid out by one function that also counts it, so that qkc_context_measure() cannot
- *     disagree with qkc_context_new(). After qkc_step_new() nothing here allocates.
+ *     disagree with qkc_context_new(). After qkc_step_new() nothing here allocates, but for such a graph: where there is
+ *     no room for it, the step is launched kernel by kernel.
  *  2. The workspace belongs to the context: steps run one after the other on COMPUTE, and with them copies of logits to
  *     the host and of histories to the device. The first kernel of a step is no programmatic launch, so it starts after
  *     all of that.
@@ -596,7 +599,8 @@ static uint32_t bucket_rows(const qkc_context *ctx, uint32_t i)
 
 static_assert((1u << (QKC_BUCKETS_MAX - 1)) >= QKC_SMALL_ROWS, "a bucket for every decode step");
 
-static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t kv_class, uint32_t bucket)
+static qk_status make_graph(
+    qkc_step *step, cudaStream_t stream, uint32_t kv_class, uint32_t kind, uint32_t bucket)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     qkc_backend *backend = backend_of(ctx);
@@ -608,6 +612,8 @@ static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t kv_cla
     pass.layout = qkc_layout_of(ctx, kv_class);
     pass.n_rows = bucket_rows(ctx, bucket);
     pass.n_outputs = min_u32(pass.n_rows, ctx->head.params.outputs_max);
+    pass.n_scored_max = kind > 0 ? qkc_select_size_pages(kind - 1, ctx->head.params.pages_max) : 0;
+    cudaGraphExec_t *exec = &step->graphs[kv_class][kind][bucket];
 
     /* Relaxed: the first launch of a kernel loads it, which stricter modes may refuse. The stream is ours alone. */
     cudaGraph_t graph = NULL;
@@ -617,9 +623,9 @@ static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t kv_cla
     qk_status status = qkc_layers(&pass);
     code = cudaStreamEndCapture(stream, &graph);
     if (status == QK_OK && code == cudaSuccess)
-        code = cudaGraphInstantiate(&step->graphs[kv_class][bucket], graph, 0);
+        code = cudaGraphInstantiate(exec, graph, 0);
     if (status == QK_OK && code == cudaSuccess)
-        code = cudaGraphUpload(step->graphs[kv_class][bucket], stream);
+        code = cudaGraphUpload(*exec, stream);
     if (graph != NULL)
         cudaGraphDestroy(graph);
     if (status == QK_OK && code != cudaSuccess)
@@ -627,7 +633,8 @@ static qk_status make_graph(qkc_step *step, cudaStream_t stream, uint32_t kv_cla
     return status;
 }
 
-static qk_status make_graphs(qkc_step *step)
+/* Every bucket of kind 0 (@kv_class QKC_KV_CLASSES), or one graph. */
+static qk_status make_graphs(qkc_step *step, uint32_t kv_class, uint32_t kind, uint32_t bucket)
 {
     const qkc_context *ctx = (const qkc_context *)step->head.context;
     cudaStream_t stream = NULL;
@@ -637,9 +644,11 @@ static qk_status make_graphs(qkc_step *step)
     if (code != cudaSuccess)
         return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: a stream for graphs");
     qk_status status = QK_OK;
-    for (uint32_t k = 0; k < QKC_KV_CLASSES && qkc_layout_of(ctx, k) != NULL; k++)
+    if (kv_class < QKC_KV_CLASSES)
+        status = make_graph(step, stream, kv_class, kind, bucket);
+    for (uint32_t k = 0; kv_class == QKC_KV_CLASSES && k < QKC_KV_CLASSES && qkc_layout_of(ctx, k); k++)
         for (uint32_t i = 0; i < QKC_BUCKETS_MAX && bucket_rows(ctx, i) > 0 && status == QK_OK; i++)
-            status = make_graph(step, stream, k, i);
+            status = make_graph(step, stream, k, 0, i);
     code = cudaStreamSynchronize(stream);
     if (status == QK_OK && code != cudaSuccess)
         status = qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: uploading graphs");
@@ -750,7 +759,7 @@ static qk_status start_step(qkc_step *step)
     code = cudaEventCreateWithFlags(&step->done, cudaEventDisableTiming);
     if (code != cudaSuccess)
         return qkc_fail(backend, QK_UNSUPPORTED, code, "step: an event");
-    qk_status status = make_graphs(step);
+    qk_status status = make_graphs(step, QKC_KV_CLASSES, 0, 0);
     return status == QK_OK ? warm_up(step) : status;
 }
 
@@ -782,9 +791,9 @@ void qkc_step_free(qk_step *base)
         qkc_step_wait(base);
     if (!qkc_is_lost(backend)) {
         cudaSetDevice(backend->device);
-        for (uint32_t i = 0; i < QKC_KV_CLASSES * QKC_BUCKETS_MAX; i++)
-            if (step->graphs[i / QKC_BUCKETS_MAX][i % QKC_BUCKETS_MAX] != NULL)
-                cudaGraphExecDestroy(step->graphs[i / QKC_BUCKETS_MAX][i % QKC_BUCKETS_MAX]);
+        for (uint32_t i = 0; i < sizeof(step->graphs) / sizeof(step->graphs[0][0][0]); i++)
+            if ((&step->graphs[0][0][0])[i] != NULL)
+                cudaGraphExecDestroy((&step->graphs[0][0][0])[i]);
         if (step->done != NULL)
             cudaEventDestroy(step->done);
         cudaFreeHost(step->block);
@@ -870,12 +879,6 @@ static qk_status launch_pass(qkc_step *step, bool decode, bool streamed, bool ou
         pass.n_rows = bucket_rows(ctx, find_bucket(ctx, plan->n_rows));
         pass.n_outputs = min_u32(pass.n_rows, ctx->head.params.outputs_max);
     }
-    if (n_scored_max > 0) {
-        cudaError_t code = cudaMemcpyAsync(ctx->bounds, plan->bounds, plan->n_pages * sizeof(*plan->bounds),
-            cudaMemcpyHostToDevice, compute(ctx));
-        if (code != cudaSuccess)
-            return qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: sending addresses of bounds");
-    }
     if (streamed) {
         const uint32_t n_layers = shape_of(ctx)->n_layers;
         cudaError_t code = qkc_stream_begin(step, decode || plan->n_outputs > 0 ? n_layers : n_layers - 1);
@@ -886,32 +889,47 @@ static qk_status launch_pass(qkc_step *step, bool decode, bool streamed, bool ou
     return status == QK_OK ? qkc_layers(&pass) : status;
 }
 
-static qk_status launch_graph(qkc_step *step)
+/* The graph of the plan's decode step. NULL: there is none, because memory ran out or the device was lost. */
+static cudaGraphExec_t find_graph(qkc_step *step, uint32_t n_scored_max)
 {
     const qkc_context *ctx = (const qkc_context *)step->head.context;
-    const uint32_t bucket = find_bucket(ctx, step->plan.n_rows);
-    cudaError_t code = cudaGraphLaunch(step->graphs[step->plan.kv_class][bucket], compute(ctx));
-    return code == cudaSuccess ? QK_OK
-                               : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code,
-                                     "step: launching the graph of %u rows", bucket_rows(ctx, bucket));
+    const uint32_t bucket = find_bucket(ctx, step->plan.n_rows), kv_class = step->plan.kv_class;
+    const uint32_t kind = n_scored_max > 0 ? 1 + qkc_select_size(n_scored_max) : 0;
+    cudaGraphExec_t *exec = &step->graphs[kv_class][kind][bucket];
+    if (*exec == NULL && !step->has_no_room)
+        step->has_no_room = make_graphs(step, kv_class, kind, bucket) != QK_OK;
+    return *exec;
 }
 
-/* The plan's masks and biases, where there are any, to where the sampler reads them; the step before has read its own. */
-static qk_status send_extras(qkc_step *step)
+static qk_status launch_graph(qkc_step *step, cudaGraphExec_t graph)
+{
+    const qkc_context *ctx = (const qkc_context *)step->head.context;
+    cudaError_t code = cudaGraphLaunch(graph, compute(ctx));
+    return code == cudaSuccess ? QK_OK
+                               : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code,
+                                     "step: launching the graph for %u rows", step->plan.n_rows);
+}
+
+/* The plan's addresses of bounds, masks and biases, where there are any, to where kernels read them; the step before has read
+ * its own. */
+static qk_status send_extras(qkc_step *step, uint32_t n_scored_max)
 {
     qkc_context *ctx = (qkc_context *)step->head.context;
     const qk_plan *plan = &step->plan;
     const uint64_t mask_bytes = qk_mask_words(shape_of(ctx)->vocab) * sizeof(*plan->masks);
     cudaError_t code = cudaSuccess;
-    if (plan->n_masks > 0)
+    if (n_scored_max > 0)
+        code = cudaMemcpyAsync(ctx->bounds, plan->bounds, plan->n_pages * sizeof(*plan->bounds),
+            cudaMemcpyHostToDevice, compute(ctx));
+    if (code == cudaSuccess && plan->n_masks > 0)
         code = cudaMemcpyAsync(
             ctx->masks, plan->masks, plan->n_masks * mask_bytes, cudaMemcpyHostToDevice, compute(ctx));
     if (code == cudaSuccess && plan->n_biases > 0)
         code = cudaMemcpyAsync(ctx->biases, plan->biases, plan->n_biases * sizeof(*plan->biases),
             cudaMemcpyHostToDevice, compute(ctx));
-    return code == cudaSuccess
-               ? QK_OK
-               : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code, "step: sending masks and biases");
+    return code == cudaSuccess ? QK_OK
+                               : qkc_fail(backend_of(ctx), QK_UNSUPPORTED, code,
+                                     "step: sending bounds' addresses, masks and biases");
 }
 
 static cudaError_t list_tops(qkc_step *step)
@@ -1039,11 +1057,13 @@ qk_status qkc_step_submit(qk_step *base)
     __atomic_store_n(step->cancel, 0u, __ATOMIC_RELAXED);
     __atomic_store_n(step->status_word, STATUS_NOT_YET, __ATOMIC_RELEASE);
 
-    status = send_extras(step);
+    status = send_extras(step, n_scored_max);
+    cudaGraphExec_t graph = NULL;
+    if (status == QK_OK && decode && !streamed && !outside && !plan->profile && plan->n_outputs > 0)
+        graph = find_graph(step, n_scored_max);
     if (status == QK_OK)
-        status = decode && !streamed && !outside && n_scored_max == 0 && !plan->profile && plan->n_outputs > 0
-                     ? launch_graph(step)
-                     : launch_pass(step, decode, streamed, outside, n_scored_max);
+        status = graph != NULL ? launch_graph(step, graph)
+                               : launch_pass(step, decode, streamed, outside, n_scored_max);
     if (status == QK_OK)
         status = enqueue_end(step);
     if (status == QK_OK) {

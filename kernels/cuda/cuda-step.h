@@ -4,7 +4,9 @@
 #pragma once
 #include "kernels/cuda/cuda-backend.h"
 
-#define QKC_BUCKETS_MAX    8u /* graphs of a step */
+#define QKC_BUCKETS_MAX 8u /* graphs of a step: of each kind */
+#define QKC_GRAPH_KINDS                                                                                      \
+    (1u + QKC_SELECT_SIZES) /* 0: no sequence leaves pages out; else 1 + the size of the choice */
 #define QKC_HISTORY_STAGES 4u
 #define QKC_KV_CLASSES     2u
 
@@ -209,7 +211,8 @@ typedef struct qkc_step {
     uint64_t logits_bytes;
 
     qkc_stream stream;
-    cudaGraphExec_t graphs[QKC_KV_CLASSES][QKC_BUCKETS_MAX];
+    cudaGraphExec_t graphs[QKC_KV_CLASSES][QKC_GRAPH_KINDS][QKC_BUCKETS_MAX]; /* kind 0: made with the step */
+    bool has_no_room;                                                         /* for another graph */
     cudaEvent_t done;
     qkc_marks marks;
     qkc_outside outside;

@@ -146,6 +146,9 @@ def conversation_from_a_file():
     assert r["usage"]["total_tokens"] == r["usage"]["prompt_tokens"] + r["usage"]["completion_tokens"]
     assert r["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert r["timings"]["first_token_ms"] > 0
+    assert [m["role"] for m in r["messages"]] == ["user", "assistant"] * 2, r["messages"]
+    assert [m["begin"] for m in r["messages"]] == [0] + [m["end"] for m in r["messages"]][:-1], r["messages"]
+    assert r["messages"][-1]["end"] == r["usage"]["total_tokens"], r
     wrapped = ok("generate", "--temperature", "0", "--messages", "-",
                  stdin=b'{"messages": [{"content": "Hello!", "role": "user"}]}')
     assert wrapped.strip() == GOLDEN[0]["greedy_text"].strip()
@@ -501,6 +504,8 @@ def bench_arrivals_counts_all():
     more = json.loads(ok(*args, "--find-rate", "--p99", "100000", "--held", "50", "--not-held", "60", "--time-limit",
                          "0.1", "--json"))
     assert 50 < more["trials"][0]["rate"] < 60 and more["rate_held"] > 50 and more["rate_not_held"] == 60, more
+    text = ok(*args, "--find-rate", "--p99", "100000", "--time-limit", "0.1")
+    assert re.search(r"same command and --held 40\.$", text, re.M), text
     none = json.loads(ok(*args, "--find-rate", "--p99", "0.0001", "--time-limit", "0.2", "--json"))
     assert none["rate_held"] is None and none["rate_not_held"] <= 40, none
     # A search that is cut after each trial goes on from its file; with other options the file is refused.

@@ -44,6 +44,7 @@ void et_result_clear(et_result *r)
     g_clear_pointer(&r->ids, g_array_unref);
     g_clear_error(&r->error);
     g_clear_pointer(&r->top, g_free);
+    g_clear_pointer(&r->ranges, g_free);
     *r = (et_result){0};
 }
 
@@ -102,6 +103,8 @@ void et_finish(qe_request *request, et_result *result)
             result->error = g_steal_pointer(&update.error);
             result->top = g_steal_pointer(&update.top);
             result->n_top = update.n_top;
+            result->ranges = g_steal_pointer(&update.ranges);
+            result->n_ranges = update.n_ranges;
         }
         qe_update_clear(&update);
     }

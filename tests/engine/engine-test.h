@@ -13,6 +13,8 @@ typedef struct {
     qe_receipt receipt;
     qe_top *top;
     uint32_t n_top;
+    qe_message_range *ranges;
+    uint32_t n_ranges;
     uint32_t n_takes; /* that brought text */
 } et_result;
 

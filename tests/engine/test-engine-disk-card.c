@@ -1,5 +1,7 @@
-/* test-engine-disk-card.c: the disk tier with a card: pages go from the card to host memory and to files, and back in an engine that
- * starts anew, exact and int8. A restored conversation goes on as it did; a flipped byte costs a prefill and is noted. QUIRE_TEST_MODEL names the model folder. With --self the CPU's memory stands in for the card's. */
+/* test-engine-disk-card.c: the tiers with a card. Pages go from the card to host memory and to files, and back in an engine
+ * that starts anew, exact and int8: a restored conversation goes on as it did; a flipped byte costs a prefill and is noted. A
+ * conversation's limit on the card holds (the engine's checker looks at each page taken), and exact and int8 pages share one
+ * budget of host memory. QUIRE_TEST_MODEL names the model folder. With --self the CPU's memory stands in for the card's. */
 #include <gio/gio.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,6 +9,7 @@
 
 #define N_PROMPT 500u
 #define N_REPLY  24u
+#define LIMIT    144u /* tokens */
 
 static bool on_card;
 
@@ -126,6 +129,110 @@ static void test_mode(gconstpointer data)
     et_remove_all(dir);
 }
 
+static qe_engine *engine_of(uint64_t host_bytes)
+{
+    return et_engine_new(&(qe_engine_options){
+        .backend = on_card ? "cuda" : "cpu",
+        .kv_bytes_max = 512ull << 20,
+        .host_bytes_max = host_bytes,
+    });
+}
+
+static qe_session_id open_limited(qe_engine *engine, qe_cache_mode mode, uint32_t limit)
+{
+    qe_session_options options;
+    qe_session_options_init(&options);
+    options.cache.mode = mode;
+    options.cache.hot_cache_length = limit;
+    return et_open_with(engine, &options);
+}
+
+/* As ask(); the session's pages on the card stay within its limit all the time. */
+static void ask_watched(qe_engine *engine, qe_session_id session, const GArray *ids, et_result *r)
+{
+    g_autoptr(GError) error = NULL;
+    uint32_t n_most = 0;
+    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, N_REPLY);
+    params.ignore_eos = true;
+    r->text = g_string_new(NULL);
+    r->ids = g_array_new(FALSE, FALSE, sizeof(uint32_t));
+    qe_request *request = qe_engine_generate(engine, &params, &error);
+    g_assert_no_error(error);
+    for (bool done = false; !done;) {
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        for (uint32_t i = 0; i < s->n_sessions; i++) {
+            if (s->sessions[i].id == session)
+                n_most = MAX(n_most, s->sessions[i].n_pages_tier[QE_TIER_GPU]);
+        }
+        qe_snapshot_unref(s);
+        qe_update update;
+        qe_request_wait(request, 1);
+        qe_request_take(request, &update);
+        done = update.state == QE_REQUEST_DONE;
+        g_string_append_len(r->text, update.text, (gssize)update.n_text);
+        if (update.n_ids > 0)
+            g_array_append_vals(r->ids, update.ids, update.n_ids);
+        r->receipt = update.receipt;
+        r->finish = update.finish;
+        g_assert_no_error(update.error);
+        qe_update_clear(&update);
+    }
+    qe_request_unref(request);
+    g_test_message("at most %u of %u pages seen on the card", n_most, (ids->len + N_REPLY + 15) / 16);
+    g_assert_cmpuint(n_most, <=, LIMIT / 16);
+}
+
+static void test_limit(void)
+{
+    g_autoptr(GArray) ids = et_some_ids(on_card ? 4010 : 1010, 8);
+    g_auto(et_result) want = {0}, first = {0}, second = {0};
+    qe_engine *engine = engine_of(256ull << 20);
+    ask(engine, open_limited(engine, QE_CACHE_SESSION, 0), ids, &want);
+    qe_engine_free(engine);
+    engine = engine_of(256ull << 20);
+    qe_session_id session = open_limited(engine, QE_CACHE_TIERED, LIMIT);
+    ask_watched(engine, session, ids, &first);
+    assert_same_reply(&want, &first);
+    ask_watched(engine, session, ids, &second); /* over pages that are in host memory */
+    assert_same_reply(&first, &second);
+    g_assert_cmpuint(second.receipt.n_reused, ==, ids->len - 1);
+    g_assert_cmpuint(second.receipt.n_on_host + LIMIT, >=, ids->len / 16 * 16);
+    qe_engine_free(engine);
+}
+
+/* Closed conversations of one class have filled host memory; one of the other gets what it needs there, all of it: its pages
+ * outlive the card's memory. */
+static void test_classes(void)
+{
+    static const qe_cache_mode orders[][2] = {
+        {QE_CACHE_TIERED, QE_CACHE_TIERED_INT8}, {QE_CACHE_TIERED_INT8, QE_CACHE_TIERED}};
+    g_autoptr(GArray) a = et_some_ids(on_card ? 4010 : 1010, 9), b = et_some_ids(on_card ? 4010 : 1010, 10);
+    for (guint i = 0; i < G_N_ELEMENTS(orders); i++) {
+        g_auto(et_result) r = {0}, again = {0};
+        qe_engine *engine = engine_of(128ull << 20); /* two slabs; an exact conversation has almost one */
+        for (int k = 0; k < 4; k++) {
+            qe_session_id session = open_limited(engine, orders[i][0], 0);
+            g_array_index(a, uint32_t, 0)++;
+            ask(engine, session, a, &r);
+            et_pages_used(engine);
+            qe_engine_close_session(engine, session);
+        }
+        qe_session_id session = open_limited(engine, orders[i][1], 0);
+        ask(engine, session, b, &r);
+        if (on_card) {
+            qe_engine_release(engine);
+            et_recover(engine);
+        }
+        ask(engine, session, b, &again);
+        assert_same_reply(&r, &again);
+        g_test_message("%s after %s: %u of %u tokens reused, %u from host memory",
+            qe_cache_mode_name(orders[i][1]), qe_cache_mode_name(orders[i][0]), again.receipt.n_reused,
+            b->len, again.receipt.n_restored_host);
+        g_assert_cmpuint(again.receipt.n_reused, >=, b->len / 16 * 16);
+        qe_engine_free(engine);
+    }
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -142,5 +249,7 @@ int main(int argc, char **argv)
     }
     g_test_add_data_func("/gpu/disk/tiered", GINT_TO_POINTER(QE_CACHE_TIERED), test_mode);
     g_test_add_data_func("/gpu/disk/tiered-int8", GINT_TO_POINTER(QE_CACHE_TIERED_INT8), test_mode);
+    g_test_add_func("/gpu/tiers/limit", test_limit);
+    g_test_add_func("/gpu/tiers/classes", test_classes);
     return g_test_run();
 }

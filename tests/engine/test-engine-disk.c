@@ -638,6 +638,19 @@ static void test_last_logits(void)
     }
 }
 
+/* Until @n pages were written since the engine began; the logits behind them are kept from before that on. */
+static void wait_written(qe_engine *engine, uint64_t n)
+{
+    uint64_t n_bytes = 0;
+    for (int i = 0; i < 3000 && n_bytes < n * PAGE_BYTES; i++) {
+        et_pages_used(engine);
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        n_bytes = s->tiers[QE_TIER_DISK].bytes_in;
+        qe_snapshot_unref(s);
+    }
+    g_assert_cmpuint(n_bytes, >=, n * PAGE_BYTES);
+}
+
 /* The same in an engine that goes on: a reply that is made anew, shorter or longer than the one before. */
 static void test_regenerate(void)
 {
@@ -657,6 +670,7 @@ static void test_regenerate(void)
         g_assert_cmpuint(r.ids->len, ==, params.max_tokens);
         g_assert_cmpmem(r.ids->data, r.ids->len * 4, expected.ids->data, r.ids->len * 4);
         g_assert_cmpuint(r.receipt.n_reused, ==, i ? 150 : 0);
+        wait_written(engine, 150 / 16);
     }
     /* As long, and the same at its end, but for a token of another page, or of the last, or in a prompt of half a page. */
     static const uint32_t changed[][2] = {{150, 5}, {150, 148}, {9, 0}, {9, 8}, {9, 0}};

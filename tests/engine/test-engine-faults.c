@@ -535,6 +535,65 @@ static void test_slow_disk(void)
     }
 }
 
+/* A prompt that is asked again after a restart: its reply begins before a page of it is back. */
+static void test_first_before_pages(void)
+{
+    static const uint32_t max_tokens[] = {N_TOKENS, 1};
+    use_backend(false);
+    g_autoptr(GArray) ids = et_some_ids(300, 9);
+    for (guint i = 0; i < G_N_ELEMENTS(max_tokens); i++) {
+        g_autoptr(GError) error = NULL;
+        char *dir = et_scratch();
+        g_auto(et_result) r = {0}, rest = {0};
+        qe_engine *engine = engine_with(dir, 400, 400);
+        ask(engine, open_with(engine, "k", NULL), ids, 300, &r);
+        qe_engine_free(engine);
+        const uint32_t *reply = (const uint32_t *)(const void *)r.ids->data;
+
+        set_gate(0);
+        engine = engine_with(dir, 400, 400);
+        qe_generate_params params = et_ids(
+            open_with(engine, "k", NULL), (const uint32_t *)(const void *)ids->data, ids->len, max_tokens[i]);
+        params.ignore_eos = true;
+        qe_request *request = qe_engine_generate(engine, &params, &error);
+        g_assert_no_error(error);
+        uint32_t n = 0;
+        for (bool told = false; !told;) { /* the gate is shut meanwhile */
+            qe_update update;
+            qe_request_wait(request, -1);
+            qe_request_take(request, &update);
+            if (update.n_ids > 0)
+                g_assert_cmpuint(update.ids[0], ==, reply[0]);
+            n += update.n_ids;
+            told = update.receipt.first_token_ms > 0;
+            if (told) {
+                g_assert_cmpuint(update.receipt.n_restored_disk, ==, 0);
+                g_assert_cmpuint(update.receipt.n_prompt, ==, 300);
+                g_assert_cmpuint(update.receipt.n_new + update.receipt.n_recomputed, ==, 0);
+                g_assert_cmpfloat(update.receipt.queue_ms, <=, update.receipt.first_token_ms);
+            }
+            qe_update_clear(&update);
+        }
+        g_assert_cmpuint(n, ==, 1);
+        if (max_tokens[i] > 1)
+            set_gate(UINT32_MAX);
+        et_finish(request, &rest); /* of a reply of one token its end alone, with the gate still shut */
+        g_assert_no_error(rest.error);
+        g_assert_cmpuint(rest.ids->len, ==, max_tokens[i] - 1);
+        g_assert_cmpmem(rest.ids->data, rest.ids->len * 4, reply + 1, rest.ids->len * 4);
+        g_assert_cmpint(rest.finish, ==, QE_FINISH_LENGTH);
+        g_assert_cmpuint(rest.receipt.n_generated, ==, max_tokens[i]);
+        g_assert_cmpuint(rest.receipt.n_recomputed, ==, 0);
+        g_assert_cmpuint(rest.receipt.n_new, ==, max_tokens[i] > 1 ? 300 % 16 : 0);
+        g_assert_cmpuint(rest.receipt.n_restored_disk, ==, max_tokens[i] > 1 ? 288 : 0);
+        g_assert_true((rest.receipt.restore_disk_ms > 0) == (max_tokens[i] > 1));
+        g_assert_cmpfloat(rest.receipt.restore_disk_ms, <=, rest.receipt.restore_ms);
+        set_gate(UINT32_MAX);
+        qe_engine_free(engine);
+        et_scratch_free(dir);
+    }
+}
+
 /* ---- What is written may come back, and both ways are counted (23) ---- */
 
 typedef struct {
@@ -673,6 +732,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/faults/refused-type", test_refused_type);
     g_test_add_func("/engine/faults/type-on-device", test_type_on_device);
     g_test_add_func("/engine/faults/slow-disk", test_slow_disk);
+    g_test_add_func("/engine/faults/first-before-pages", test_first_before_pages);
     g_test_add_func("/engine/faults/traffic", test_traffic);
     return g_test_run();
 }

@@ -3,6 +3,8 @@
  * restoring, losing the device and closing do is told by receipts. */
 #include <math.h>
 #include <string.h>
+#include "engine/qe-lock.h"
+#include "kernels/qk-backend.h"
 #include "kernels/qk-mock.h"
 #include "tests/engine/engine-test.h"
 
@@ -46,6 +48,14 @@ static qe_session_id open_mode(qe_engine *engine, qe_cache_mode mode, uint32_t g
     options.cache.mode = mode;
     options.cache.hot_cache_length = gpu_tokens;
     return et_open_with(engine, &options);
+}
+
+static void ask_ids(qe_engine *engine, qe_session_id session, const GArray *ids)
+{
+    g_auto(et_result) r = {0};
+    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 1);
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
 }
 
 static void clear_all(et_result *results)
@@ -182,6 +192,154 @@ static void test_same_cpu(void)
 static void test_same_mock(void)
 {
     same_in_all_modes("mock");
+}
+
+/* ---- Branches, with pages that go and come at every step ---- */
+
+enum { N_BRANCHES = 3 };
+
+/* Three prompts: the second goes another way from inside a page in the middle on, the third from inside an early one. */
+static void make_branches(GArray *out[N_BRANCHES])
+{
+    static const struct {
+        uint32_t n, n_common;
+    } ways[N_BRANCHES] = {{450, 0}, {430, 333}, {300, 41}};
+    for (uint32_t i = 0; i < N_BRANCHES; i++) {
+        out[i] = et_some_ids(ways[i].n, 60 + i);
+        memcpy(out[i]->data, out[0]->data, ways[i].n_common * sizeof(uint32_t));
+    }
+}
+
+/* Another conversation that takes what the device has. */
+static void take_device(qe_engine *engine, qe_session_id hog, uint32_t n_tokens)
+{
+    static uint32_t seed = 1000;
+    if (n_tokens == 0)
+        return;
+    g_autoptr(GArray) ids = et_some_ids(n_tokens, seed++);
+    g_auto(et_result) r = {0};
+    qe_generate_params params = et_ids(hog, (const uint32_t *)(const void *)ids->data, ids->len, 2);
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
+}
+
+static void cancel_reply(qe_engine *engine, qe_session_id session, const GArray *ids)
+{
+    g_autoptr(GError) error = NULL;
+    g_auto(et_result) r = {0};
+    qe_generate_params params = et_ids(session, (const uint32_t *)(const void *)ids->data, ids->len, 500);
+    params.ignore_eos = true;
+    qe_request *request = qe_engine_generate(engine, &params, &error);
+    g_assert_no_error(error);
+    for (uint32_t n = 0; n < 3;) { /* into its reply */
+        qe_update update;
+        qe_request_wait(request, -1);
+        qe_request_take(request, &update);
+        n += update.n_ids;
+        qe_update_clear(&update);
+    }
+    qe_request_cancel(request);
+    et_finish(request, &r);
+    g_assert_cmpint(r.finish, ==, QE_FINISH_CANCELLED);
+}
+
+static void check_branch(
+    qe_engine *engine, qe_session_id session, const GArray *ids, const float *want, gsize n_bytes)
+{
+    g_autofree float *got = logits_of(engine, session, ids);
+    g_assert_cmpmem(got, n_bytes, want, n_bytes);
+}
+
+typedef struct {
+    qe_cache_mode mode;
+    uint32_t gpu_tokens, n_device, n_host,
+        n_hog; /* n_hog: tokens of the conversation that is between all steps */
+} branch_setup;
+
+/* A fork, a rewind, a cancelled reply and a restart from the disk give each branch's logits to the bit: in every exact mode,
+ * and where another conversation pushes all pages to the host between any two of them, or a limit does after each step. */
+static void branches(bool mock)
+{
+    static const branch_setup ways[] = {{QE_CACHE_REBUILD, 0, 400, 0, 0}, {QE_CACHE_PAGED, 0, 400, 0, 0},
+        {QE_CACHE_SESSION, 0, 400, 0, 0}, {QE_CACHE_TIERED, 64, 400, 400, 0},
+        {QE_CACHE_TIERED, 0, 40, 400, 560}, {QE_CACHE_TIERED, 64, 40, 400, 560}};
+    GArray *ids[N_BRANCHES];
+    float *want[N_BRANCHES];
+    make_branches(ids);
+    et_set_backend(NULL, NULL);
+    qe_engine *engine = engine_with(400, 0);
+    qe_engine_status status;
+    qe_engine_get_status(engine, &status);
+    gsize n_bytes = 40 * (gsize)status.model->vocab * sizeof(float);
+    qe_engine_status_clear(&status);
+    for (uint32_t i = 0; i < N_BRANCHES; i++)
+        want[i] = logits_of(engine, open_mode(engine, QE_CACHE_SESSION, 0), ids[i]);
+    qe_engine_free(engine);
+    et_set_backend(mock ? open_mock : NULL, NULL);
+    /* Where nothing moves, and one where it does, on the CPU alone; the late copies of the mock make the others harder. */
+    for (guint k = mock ? 3 : 0; k < (mock ? G_N_ELEMENTS(ways) : 4); k++) {
+        g_autoptr(GError) error = NULL;
+        const branch_setup *w = &ways[k];
+        char *dir = et_scratch();
+        uint64_t n_read = 0;
+        for (int run = 0; run < 2; run++) {
+            mock_options = (qk_mock_options){.seed = 30 + k, .delay_us_max = 100, .n_threads = 2};
+            engine = et_engine_new(&(qe_engine_options){
+                .kv_bytes_max = (uint64_t)w->n_device * PAGE_BYTES,
+                .host_bytes_max = w->n_host ? (uint64_t)w->n_host * PAGE_BYTES : 1,
+                .ring_bytes = 1 << 20,
+                .step_rows_max = 64,
+                .disk_dir = dir,
+                .disk_bytes_max = 64ull << 20,
+            });
+            qe_session_options options;
+            qe_session_options_init(&options);
+            options.cache.mode = w->mode;
+            options.cache.hot_cache_length = w->gpu_tokens;
+            options.disk_key = "branches";
+            qe_session_id a = et_open_with(engine, &options), hog = open_mode(engine, QE_CACHE_AUTO, 0);
+            check_branch(engine, a, ids[0], want[0], n_bytes); /* in the second run from the disk */
+            take_device(engine, hog, w->n_hog);
+            qe_session_id b = qe_engine_fork_session(engine, a, QE_KEEP_ALL, &error);
+            g_assert_no_error(error);
+            check_branch(engine, b, ids[2], want[2], n_bytes);
+            take_device(engine, hog, w->n_hog);
+            check_branch(engine, a, ids[1], want[1], n_bytes);
+            take_device(engine, hog, w->n_hog);
+            cancel_reply(engine, a, ids[0]);
+            take_device(engine, hog, w->n_hog);
+            check_branch(engine, a, ids[0], want[0], n_bytes);
+            check_branch(engine, b, ids[2], want[2], n_bytes);
+            cancel_reply(engine, b, ids[1]);
+            qe_engine_close_session(engine, b);
+            take_device(engine, hog, w->n_hog);
+            check_branch(engine, a, ids[0], want[0], n_bytes);
+            et_pages_used(engine);
+            const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+            n_read = s->tiers[QE_TIER_DISK].bytes_out;
+            if (w->n_hog > 0)
+                g_assert_cmpuint(s->tiers[QE_TIER_HOST].bytes_out, >, w->gpu_tokens ? 0 : 28 * PAGE_BYTES);
+            qe_snapshot_unref(s);
+            qe_engine_free(engine);
+        }
+        g_assert_true((n_read >= 28 * PAGE_BYTES) == (w->mode == QE_CACHE_TIERED));
+        et_scratch_free(dir);
+    }
+    for (uint32_t i = 0; i < N_BRANCHES; i++) {
+        g_array_unref(ids[i]);
+        g_free(want[i]);
+    }
+    et_set_backend(NULL, NULL);
+}
+
+static void test_branches_cpu(void)
+{
+    branches(false);
+}
+
+static void test_branches_mock(void)
+{
+    branches(true);
 }
 
 /* More conversations than the device holds: they go to the host when idle and come back; nothing is computed again. */
@@ -535,6 +693,91 @@ static void test_stored_when_idle(void)
     et_set_backend(NULL, NULL);
 }
 
+/* Waits until the host has @n pages, with nothing asked of the engine. The budget holds all the time. */
+static void wait_on_host(qe_engine *engine, uint32_t n)
+{
+    uint32_t n_there = 0;
+    for (int i = 0; i < 4000 && n_there < n; i++) {
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        const qe_tier_view *host = &s->tiers[QE_TIER_HOST];
+        g_assert_cmpuint(host->bytes_reserved, <=, host->bytes_max);
+        n_there = host->n_pages_used;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    g_assert_cmpuint(n_there, >=, n);
+}
+
+/* A mock whose registering of host memory waits until it is let. */
+static const qk_backend_ops *mock_ops;
+static qe_mutex gate_lock = PTHREAD_MUTEX_INITIALIZER;
+static qe_cond gate_changed = PTHREAD_COND_INITIALIZER;
+static uint32_t gate_let_through;
+
+static void let_register(uint32_t n)
+{
+    qe_mutex_lock(&gate_lock);
+    gate_let_through = n;
+    qe_cond_broadcast(&gate_changed);
+    qe_mutex_unlock(&gate_lock);
+}
+
+static qk_status gated_register(
+    qk_backend *backend, void *host, uint64_t bytes, char *error, size_t error_size)
+{
+    qe_mutex_lock(&gate_lock);
+    while (gate_let_through == 0)
+        qe_cond_wait(&gate_changed, &gate_lock);
+    gate_let_through--;
+    qe_mutex_unlock(&gate_lock);
+    return mock_ops->host_register(backend, host, bytes, error, error_size);
+}
+
+static qk_status open_gated(void *user, qk_backend **out, char *error, size_t error_size)
+{
+    static qk_backend_ops ops;
+    qk_status status = open_mock(user, out, error, error_size);
+    if (status != QK_OK)
+        return status;
+    mock_ops = (*out)->ops;
+    ops = *mock_ops;
+    ops.host_register = gated_register;
+    (*out)->ops = &ops;
+    return QK_OK;
+}
+
+/* Host memory is made ahead while the engine has nothing to do, not when the next prompt comes: what is ready after all has
+ * come to rest is taken, with nothing asked. */
+static void test_host_ahead(void)
+{
+    enum { N_PAGES = 145, SLAB = 50 }; /* an eighth of the tier; so many are kept free as well */
+    et_set_backend(open_gated, NULL);
+    mock_options = (qk_mock_options){.seed = 22, .delay_us_max = 100, .n_threads = 2};
+    g_autoptr(GArray) ids = et_some_ids(N_PAGES * 16, 93);
+    let_register(3);
+    qe_engine *engine = engine_with(400, 8 * SLAB);
+    ask_ids(engine, open_mode(engine, QE_CACHE_TIERED, 0), ids);
+    wait_on_host(engine, N_PAGES);      /* the fourth slab is being registered */
+    for (bool rests = false; !rests;) { /* the last publication: of rates that are zero again */
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        rests = s->prefill_tokens_per_s + s->decode_tokens_per_s == 0;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    let_register(1);
+    uint64_t n = 0;
+    for (int i = 0; i < 2000 && n < 4 * SLAB; i++) {
+        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+        n = s->tiers[QE_TIER_HOST].bytes_reserved / PAGE_BYTES;
+        qe_snapshot_unref(s);
+        g_usleep(5000);
+    }
+    let_register(UINT32_MAX);
+    g_assert_cmpuint(n, ==, 4 * SLAB);
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
+}
+
 /* How many of the session's pages are on the device. Limits are looked at on the way. */
 static uint32_t pages_on_device(qe_engine *engine, qe_session_id session)
 {
@@ -592,19 +835,154 @@ static void test_prefetch(void)
     et_set_backend(NULL, NULL);
 }
 
-/* Waits until the host has @n pages, with nothing asked of the engine. The budget holds all the time. */
-static void wait_on_host(qe_engine *engine, uint32_t n)
+/* ---- Which pages go first, and what is told of it ---- */
+
+static const qe_session_view *view_of(const qe_snapshot *s, qe_session_id id)
 {
-    uint32_t n_there = 0;
-    for (int i = 0; i < 4000 && n_there < n; i++) {
-        const qe_snapshot *s = qe_engine_dup_snapshot(engine);
-        const qe_tier_view *host = &s->tiers[QE_TIER_HOST];
-        g_assert_cmpuint(host->bytes_reserved, <=, host->bytes_max);
-        n_there = host->n_pages_used;
-        qe_snapshot_unref(s);
-        g_usleep(5000);
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        if (s->sessions[i].id == id)
+            return &s->sessions[i];
     }
-    g_assert_cmpuint(n_there, >=, n);
+    g_error("session %" G_GUINT64_FORMAT " is not in the snapshot", id);
+}
+
+static bool on_device(const qe_session_view *v, uint32_t page)
+{
+    return (v->cells[page].flags & QE_CELL_TIER_MASK) == QE_TIER_GPU;
+}
+
+/* What @since and the changes make must be @now, of each session that both have. */
+static uint32_t check_changes(const qe_snapshot *since, const qe_snapshot *now)
+{
+    uint32_t n, n_used = 0;
+    g_autofree qe_page_change *changes = qe_snapshot_list_changes(since, now, &n);
+    for (uint32_t i = 1; i < n; i++)
+        g_assert_true(
+            changes[i - 1].session < changes[i].session ||
+            (changes[i - 1].session == changes[i].session && changes[i - 1].page < changes[i].page));
+    for (uint32_t i = 0; i < now->n_sessions; i++) {
+        const qe_session_view *v = &now->sessions[i], *old = view_of(since, v->id);
+        g_assert_cmpuint(v->changed, <=, now->serial);
+        for (uint32_t k = 0; k < MAX(v->n_pages, old->n_pages); k++) {
+            uint8_t flags = k < old->n_pages ? old->cells[k].flags : QE_CELL_NONE;
+            if (n_used < n && changes[n_used].session == v->id && changes[n_used].page == k) {
+                g_assert_cmpuint(changes[n_used].before, ==, flags);
+                g_assert_cmpuint(v->changed, >, since->serial);
+                flags = changes[n_used++].now;
+            }
+            g_assert_cmpuint(flags, ==, k < v->n_pages ? v->cells[k].flags : QE_CELL_NONE);
+        }
+    }
+    g_assert_cmpuint(n_used, ==, n);
+    return n;
+}
+
+/* Room for a conversation comes from idle ones, the one used longest ago first, from its end; pages that several hold go last,
+ * and what runs keeps its own. The snapshots' changes tell each page's move. */
+static void test_order(void)
+{
+    enum { N_SHARED = 10, N_PAGES = 30 };
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 19, .delay_us_max = 100, .n_threads = 2};
+    qe_engine *engine = engine_with(120, 800);
+    g_autoptr(GArray) prefix = et_some_ids(N_SHARED * 16, 97);
+    qe_session_id sessions[4];
+    for (uint32_t i = 0; i < 4; i++) { /* the first has the shared prefix alone */
+        g_autoptr(GArray) ids = et_some_ids(i == 0 ? 0 : (N_PAGES - N_SHARED) * 16, 98 + i);
+        g_array_prepend_vals(ids, prefix->data, prefix->len);
+        sessions[i] = open_mode(engine, QE_CACHE_TIERED, 0);
+        ask_ids(engine, sessions[i], ids);
+    }
+    et_pages_used(engine); /* stored, and published */
+    wait_on_host(engine, N_SHARED + 3 * (N_PAGES - N_SHARED));
+    g_autoptr(GArray) large = et_some_ids(70 * 16, 120);
+    const qe_snapshot *s = qe_engine_dup_snapshot(engine);
+    for (uint32_t i = 0; i < 4; i++) /* all of them fit: 10 and three times 20 and the tails */
+        g_assert_cmpuint(view_of(s, sessions[i])->n_pages_tier[QE_TIER_HOST], ==, 0);
+    qe_snapshot_unref(s);
+    qe_session_id running = open_mode(engine, QE_CACHE_TIERED, 0);
+    ask_ids(engine, running, large);
+    et_pages_used(engine);
+    s = qe_engine_dup_snapshot(engine);
+    g_assert_cmpuint(view_of(s, running)->n_pages_tier[QE_TIER_GPU], ==, view_of(s, running)->n_pages);
+    for (uint32_t k = 0; k < N_SHARED; k++)
+        g_assert_true(on_device(view_of(s, sessions[0]), k));
+    uint32_t n_left[4] = {0};
+    for (uint32_t i = 1; i < 4; i++) {
+        const qe_session_view *v = view_of(s, sessions[i]);
+        for (uint32_t k = N_SHARED; k < N_PAGES; k++) {
+            n_left[i] += on_device(v, k);
+            g_assert_true(k == N_SHARED || on_device(v, k - 1) || !on_device(v, k)); /* from the end */
+        }
+    }
+    g_assert_cmpuint(n_left[1], ==, 0); /* the oldest went first, */
+    g_assert_cmpuint(n_left[3], >, 0);  /* and the newest has some left */
+    g_assert_cmpuint(n_left[2], <=, n_left[3]);
+    qe_snapshot_unref(s);
+
+    /* More than that: then the shared ones go too. */
+    qe_engine_close_session(engine, running);
+    g_autoptr(GArray) larger = et_some_ids(115 * 16, 121);
+    ask_ids(engine, open_mode(engine, QE_CACHE_TIERED, 0), larger);
+    et_pages_used(engine);
+    s = qe_engine_dup_snapshot(engine);
+    uint32_t n_shared_left = 0;
+    for (uint32_t k = 0; k < N_SHARED; k++)
+        n_shared_left += on_device(view_of(s, sessions[0]), k);
+    g_assert_cmpuint(n_shared_left, <, N_SHARED);
+    qe_snapshot_unref(s);
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
+}
+
+/* Pages that go to the host and come back, grow and are cut: the changes between two snapshots say it, and no more. */
+static void test_changes(void)
+{
+    et_set_backend(open_mock, NULL);
+    mock_options = (qk_mock_options){.seed = 20, .delay_us_max = 100, .n_threads = 2};
+    qe_engine *engine = engine_with(60, 400);
+    qe_session_id sessions[3];
+    uint32_t n_changes = 0;
+    for (uint32_t i = 0; i < 3; i++)
+        sessions[i] = open_mode(engine, QE_CACHE_TIERED, 0);
+    et_pages_used(engine);
+    const qe_snapshot *since = qe_engine_dup_snapshot(engine);
+    for (uint32_t turn = 0; turn < 6; turn++) {
+        g_autoptr(GArray) ids = et_some_ids(turn == 4 ? 100 : 420 + turn * 16, 130 + turn % 3);
+        ask_ids(engine, sessions[turn % 3], ids);
+        et_pages_used(engine);
+        const qe_snapshot *now = qe_engine_dup_snapshot(engine);
+        uint32_t n = check_changes(since, now);
+        g_assert_cmpuint(n, >, 0);
+        g_assert_cmpuint(check_changes(now, now), ==, 0);
+        n_changes += n;
+        if (turn % 2) { /* also over more than one turn */
+            qe_snapshot_unref(since);
+            since = now;
+        } else {
+            qe_snapshot_unref(now);
+        }
+    }
+    g_test_message("%u changes", n_changes);
+    /* A session that comes and one that goes. */
+    qe_engine_close_session(engine, sessions[0]);
+    g_autoptr(GArray) ids = et_some_ids(64, 140);
+    qe_session_id added = open_mode(engine, QE_CACHE_TIERED, 0);
+    ask_ids(engine, added, ids);
+    et_pages_used(engine);
+    const qe_snapshot *now = qe_engine_dup_snapshot(engine);
+    uint32_t n, n_gone = 0, n_new = 0;
+    g_autofree qe_page_change *changes = qe_snapshot_list_changes(since, now, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        n_gone += changes[i].session == sessions[0] && changes[i].now == QE_CELL_NONE;
+        n_new += changes[i].session == added && changes[i].before == QE_CELL_NONE;
+    }
+    g_assert_cmpuint(n_gone, ==, view_of(since, sessions[0])->n_pages);
+    g_assert_cmpuint(n_new, ==, view_of(now, added)->n_pages);
+    qe_snapshot_unref(now);
+    qe_snapshot_unref(since);
+    qe_engine_free(engine);
+    et_set_backend(NULL, NULL);
 }
 
 /* Both page classes live on one budget of host memory. What one has taken and does not use, be it kept ahead or held by closed
@@ -810,6 +1188,8 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/same/cpu", test_same_cpu);
     g_test_add_func("/engine/tiers/same/mock", test_same_mock);
     g_test_add_func("/engine/tiers/paths", test_paths);
+    g_test_add_func("/engine/tiers/branches/cpu", test_branches_cpu);
+    g_test_add_func("/engine/tiers/branches/mock", test_branches_mock);
     g_test_add_func("/engine/tiers/many/cpu", test_many_cpu);
     g_test_add_func("/engine/tiers/many/mock", test_many_mock);
     g_test_add_func("/engine/tiers/shared", test_shared);
@@ -821,7 +1201,10 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/tiers/int8", test_int8);
     g_test_add_func("/engine/tiers/change", test_change);
     g_test_add_func("/engine/tiers/stored-when-idle", test_stored_when_idle);
+    g_test_add_func("/engine/tiers/host-ahead", test_host_ahead);
     g_test_add_func("/engine/tiers/prefetch", test_prefetch);
+    g_test_add_func("/engine/tiers/order", test_order);
+    g_test_add_func("/engine/tiers/changes", test_changes);
     g_test_add_func("/engine/tiers/classes", test_classes);
     g_test_add_func("/engine/tiers/limit", test_limit);
     g_test_add_func("/engine/tiers/synthetic", test_synthetic);

@@ -441,6 +441,46 @@ static void test_continue(void)
     qe_engine_free(engine);
 }
 
+/* With a turn's last word come the tokens of every message: they follow each other, end with the reply's last token, and stay
+ * as they were for what was said before. */
+static void test_ranges(void)
+{
+    static const qe_role roles[] = {QE_ROLE_USER, QE_ROLE_ASSISTANT};
+    g_autofree qe_message_range *before = NULL;
+    uint32_t n_before = 0;
+    qe_engine *engine = et_engine_new(NULL);
+    qe_session_id session = et_open(engine);
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        g_auto(et_result) r = {0};
+        et_ask_exactly(engine, session, "What is a KV cache?", 9, &r);
+        g_assert_cmpuint(r.n_ranges, ==, 2 * (turn + 1));
+        for (uint32_t i = 0; i < r.n_ranges; i++) {
+            g_assert_cmpint(r.ranges[i].role, ==, roles[i % 2]);
+            g_assert_cmpuint(r.ranges[i].begin, ==, i > 0 ? r.ranges[i - 1].end : 0);
+            g_assert_cmpuint(r.ranges[i].begin, <, r.ranges[i].end);
+        }
+        const qe_message_range *reply = &r.ranges[r.n_ranges - 1];
+        g_assert_cmpuint(reply->begin, <=, r.receipt.n_prompt);
+        g_assert_cmpuint(reply->end, ==, r.receipt.n_prompt + r.receipt.n_generated);
+        for (uint32_t i = 0; i + 1 < n_before; i++) /* the last reply is closed by the turn behind it */
+            g_assert_cmpmem(&before[i], sizeof *before, &r.ranges[i], sizeof *before);
+        g_free(before);
+        n_before = r.n_ranges;
+        before = g_steal_pointer(&r.ranges);
+    }
+    g_autoptr(GArray) ids = et_some_ids(40, 1);
+    g_auto(et_result) r = {0};
+    qe_generate_params params = et_ids(et_open(engine), (const uint32_t *)(const void *)ids->data, 40, 2);
+    et_generate(engine, &params, &r);
+    g_assert_no_error(r.error);
+    g_assert_cmpuint(r.n_ranges, ==, 2);
+    g_assert_cmpuint(r.ranges[0].begin, ==, 0);
+    g_assert_cmpuint(r.ranges[0].end, ==, 40);
+    g_assert_cmpuint(r.ranges[1].begin, ==, 40);
+    g_assert_cmpuint(r.ranges[1].end, ==, 40 + r.receipt.n_generated);
+    qe_engine_free(engine);
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -451,6 +491,7 @@ int main(int argc, char **argv)
     g_test_add_func("/engine/turns/continue", test_continue);
     g_test_add_func("/engine/turns/edits", test_edits);
     g_test_add_func("/engine/turns/fork", test_fork);
+    g_test_add_func("/engine/turns/ranges", test_ranges);
     g_test_add_func("/engine/turns/context", test_context);
     return g_test_run();
 }

@@ -158,7 +158,7 @@ typedef struct {
 static void open_selector(selector *s, const fixture_model *m, const rig_options *options)
 {
     rig_options o = *options;
-    o.n_pages = N_PAGES;
+    o.n_pages = o.n_pages > 0 ? o.n_pages : N_PAGES;
     o.rows_max = N_PROMPT + 2;
     o.select_max = 64;
     rig_open(&s->r, m, &o);
@@ -196,6 +196,9 @@ static void prefill(selector *s, const uint32_t *pages)
     make_bounds(s, pages, 0, N_PROMPT / QK_PAGE_TOKENS);
 }
 
+/* Steps time their parts, which a card launches kernel by kernel instead of as a graph. */
+static bool timed;
+
 /* The prompt's full pages, as they are now, in host memory; NULL: pages are where they were. */
 static qk_buffer *moved;
 
@@ -213,18 +216,15 @@ static void move_to_host(selector *s)
     qk_event_free(event);
 }
 
-/* Row @t alone (or before an exact row of another sequence); its logits. */
-static qk_status decode(
-    selector *s, uint32_t t, const uint32_t *pages, const choice *c, bool beside, float *logits)
+/* A step of @rows, of which sequence @which leaves pages out; its logits. */
+static qk_status decode_at(
+    selector *s, const rig_rows *rows, uint32_t n, uint32_t which, const choice *c, float *logits)
 {
-    uint32_t other[N_PAGES];
-    for (uint32_t i = 0; i < 20; i++)
-        other[i] = 40 + i;
-    rig_rows rows[2] = {{other_tokens + t % 50, 1, t % 50, other}, {tokens + t, 1, t, pages}};
-    const uint32_t which = beside ? 1 : 0;
-    rig_fill(&s->r, 0, rows + (beside ? 0 : 1), beside ? 2 : 1);
+    const uint32_t *pages = rows[which].pages;
+    rig_fill(&s->r, 0, rows, n);
     qk_plan *plan = qk_step_plan(s->r.steps[0]);
     qk_seq *seq = &plan->seqs[which];
+    plan->profile = timed;
     seq->n_sink = c->n_sink;
     seq->n_recent = c->n_recent;
     seq->n_chosen = c->n_chosen;
@@ -241,6 +241,17 @@ static qk_status decode(
     else
         tap_note("%s", qk_backend_error(s->r.backend));
     return status;
+}
+
+/* Row @t alone (or before an exact row of another sequence); its logits. */
+static qk_status decode(
+    selector *s, uint32_t t, const uint32_t *pages, const choice *c, bool beside, float *logits)
+{
+    uint32_t other[N_PAGES];
+    for (uint32_t i = 0; i < 20; i++)
+        other[i] = 40 + i;
+    rig_rows rows[2] = {{other_tokens + t % 50, 1, t % 50, other}, {tokens + t, 1, t, pages}};
+    return decode_at(s, rows + (beside ? 0 : 1), beside ? 2 : 1, beside ? 1 : 0, c, logits);
 }
 
 /* The prompt, then row after row. @logits: [N_ROWS, vocab]. */
@@ -422,6 +433,60 @@ static void test_invariance(qk_dtype dtype, const char *name)
     free(got);
 }
 
+/* A context of @n pages, those of the prompt again and again; its new token alone in the last one. */
+static void decode_far(selector *s, uint32_t *pages, uint32_t n, const choice *c, float *logits)
+{
+    for (uint32_t p = 0; p < n; p++)
+        pages[p] = p % (N_PROMPT / QK_PAGE_TOKENS);
+    pages[n - 1] = N_PROMPT / QK_PAGE_TOKENS + 1;
+    tap_require(
+        decode_at(s, &(rig_rows){tokens, 1, (n - 1) * QK_PAGE_TOKENS, pages}, 1, 0, c, logits) == QK_OK);
+}
+
+/* A card captures steps that leave pages out for a few sizes of the choice: such a step is the one that is launched kernel by
+ * kernel, to the bit, at both ends of each size and whatever was captured before. */
+static void test_sizes(const char *backend)
+{
+    static const uint32_t n_pages[] = {40, 1029, 1030, 4101, 4102, 16389, 16390, 17000, 1029, 40};
+    static const choice some = {2, 3, 40};
+    const qk_shape shape = {
+        .n_layers = 1,
+        .n_heads = 2,
+        .n_kv_heads = 1,
+        .head_dim = 64,
+        .hidden = 64,
+        .ffn = 64,
+        .vocab = 200,
+        .max_positions = 17000 * QK_PAGE_TOKENS,
+        .rms_eps = 1e-6f,
+        .rope_factor = 1,
+    };
+    uint32_t *pages = calloc(17000, sizeof(*pages));
+    fixture_model *m = fixture_model_new(&shape, QK_BF16, 12);
+    selector s;
+    tap_require(pages != NULL);
+    model = m;
+    vocab = shape.vocab;
+    fixture_model_sharpen(m);
+    open_selector(&s, model, &(rig_options){.backend = backend, .kv_dtype = QK_BF16, .n_pages = 17000});
+    prefill(&s, in_order);
+    float rows[3][256] = {{0}};
+    for (size_t i = 0; i < sizeof(n_pages) / sizeof(n_pages[0]); i++) {
+        timed = true;
+        decode_far(&s, pages, n_pages[i], &some, rows[0]);
+        timed = false;
+        decode_far(&s, pages, n_pages[i], &some, rows[1]);
+        decode_far(&s, pages, n_pages[i], &(choice){0, 0, 0}, rows[2]);
+        tap_ok(memcmp(rows[0], rows[1], vocab * sizeof(float)) == 0 && isfinite(rows[0][0]),
+            "%s: %u of %u pages chosen in a captured step", backend, some.n_chosen, n_pages[i]);
+        tap_ok((memcmp(rows[1], rows[2], vocab * sizeof(float)) == 0) == (n_pages[i] <= 45),
+            "%s: which is not all of them", backend);
+    }
+    close_selector(&s);
+    fixture_model_free(m);
+    free(pages);
+}
+
 /* The same on a card, as far as its own rules promise bits; and against the CPU where nothing is to be chosen, which
  * rounding could turn. */
 static void test_backend(const char *backend)
@@ -449,6 +514,16 @@ static void test_backend(const char *backend)
     run_all(&s, in_order, &(choice){0, 0, 0}, false, exact);
     tap_ok(!same(want, exact), "%s: selective is not exact", backend);
     test_pages(&s, want, backend);
+    for (int beside = 0; beside < 2; beside++) {
+        float *launched = rows_new();
+        timed = false;
+        run_all(&s, in_order, &small_choice, beside, want);
+        timed = true;
+        run_all(&s, in_order, &small_choice, beside, launched);
+        timed = false;
+        tap_ok(same(want, launched), "%s: kernel by kernel%s", backend, beside ? ", beside another" : "");
+        free(launched);
+    }
     run_all(&s, in_order, &(choice){4, 3, SEQ_PAGES - 7}, false, want);
     tap_ok(same(want, exact), "%s: as exact below the identity length", backend);
     run_all(&s, in_order, &middle_out, false, want);
@@ -543,6 +618,7 @@ int main(int argc, char **argv)
         qk_backend_free(probe);
         make_tokens(200);
         test_backend(argv[1]);
+        test_sizes(argv[1]);
         return tap_done();
     }
     test_bounds();
