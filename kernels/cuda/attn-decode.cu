@@ -62,8 +62,16 @@ static __device__ __forceinline__ uint32_t list_seq(const decode_params &p, uint
     return n < n_pages ? n : 0;
 }
 
-/* One warp: the sequences' lengths, pages, and running count of pieces. Of sequences that leave pages out it is the listed
- * pages that count; their lists lie behind the page table, one after the other for each kv head. */
+/* Where the launch's pieces are in the list of all sequences'. */
+static __device__ __forceinline__ uint32_t launched(const decode_params &p, uint32_t piece)
+{
+    const uint32_t n = max(piece, p.a.first_piece);
+    return (p.a.end_piece > 0 ? min(n, p.a.end_piece) : n) - p.a.first_piece;
+}
+
+/* One warp: the sequences' lengths, pages, and running count of pieces, then which items are the block's. Of sequences that
+ * leave pages out it is the listed pages that count; their lists lie behind the page table, one after the other for each
+ * kv head. */
 template <int D> static __device__ void list_pieces(const decode_params &p, block_memory<D> &s)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
@@ -80,6 +88,7 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
             const uint32_t size = piece_keys(n_keys);
             n = (n_keys + size - 1) / size;
         }
+        const uint32_t n_own = n;
         for (uint32_t d = 1; d < QKC_WARP; d *= 2) {
             const uint32_t other = __shfl_up_sync(ALL_LANES, n, d);
             n += lane >= d ? other : 0;
@@ -95,39 +104,54 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
             listed += __shfl_sync(ALL_LANES, end, QKC_WARP - 1);
         }
         s.keys[seq] = n_keys;
-        s.end[seq] = before + n;
+        s.end[seq] = launched(p, before + n);
+        if (before + n - n_own < p.a.first_piece && before + n > p.a.first_piece)
+            s.skip = p.a.first_piece - (before + n - n_own);
         before += __shfl_sync(ALL_LANES, n, QKC_WARP - 1);
     }
-    if (lane == 0)
-        s.n_pieces = p.a.end_piece > 0 ? min(before, p.a.end_piece) : before;
+    const uint32_t n_items = launched(p, before) * p.a.n_kv_heads;
+    if (lane == 0) {
+        s.run = n_items <= gridDim.x ? min(blockIdx.x, n_items) : (uint64_t)n_items * blockIdx.x / gridDim.x;
+        s.run_end = n_items <= gridDim.x ? min(blockIdx.x + 1, n_items)
+                                         : (uint64_t)n_items * (blockIdx.x + 1) / gridDim.x;
+    }
 }
 
-/* A whole warp calls it: puts item @index of the list into slot @to; one without pages past the list's end. */
+/* A whole warp calls it: puts item @index of the list into slot @to; one without pages past the block's end. */
 template <int D>
 static __device__ void find_item(const decode_params &p, block_memory<D> &s, uint32_t index, item_info *to)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
-    const uint32_t piece = index / p.a.n_kv_heads + p.a.first_piece;
-    const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= piece)) +
-                         __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= piece));
+    const uint32_t before =
+        index / p.a.n_kv_heads; /* in the list by sequences, as if heads were the inner ones */
+    const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= before)) +
+                         __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= before));
     if (lane != 0)
         return;
-    if (piece >= s.n_pieces) {
+    if (index >= s.run_end) {
         to->n_pages = 0;
         return;
     }
-    const uint32_t first = seq > 0 ? s.end[seq - 1] : 0;
-    const uint32_t n_keys = s.keys[seq], size = piece_keys(n_keys), begin = (piece - first) * size;
-    const bool last = piece + 1 == s.end[seq];
-    to->head = index % p.a.n_kv_heads;
+    const uint32_t first = seq > 0 ? s.end[seq - 1] : 0, n_here = s.end[seq] - first;
+    const uint32_t rest = index - first * p.a.n_kv_heads, head = rest / n_here, i = rest % n_here;
+    const uint32_t n_keys = s.keys[seq], size = piece_keys(n_keys), n_pieces = (n_keys + size - 1) / size;
+    const uint32_t piece = i + (first == 0 ? s.skip : 0), begin = piece * size;
+    const bool last = piece + 1 == n_pieces;
+    uint32_t page = s.page[seq];
+    if (page >= p.a.lists_begin)
+        page += head * p.a.lists_stride;
+    to->head = head;
     to->seq = seq;
-    to->piece = piece - first;
-    to->n_pieces = s.end[seq] - first;
-    to->page = s.page[seq] + begin / QK_PAGE_TOKENS;
-    if (to->page >= p.a.lists_begin)
-        to->page += to->head * p.a.lists_stride;
+    to->piece = piece;
+    to->n_pieces = n_pieces;
+    to->page = page + begin / QK_PAGE_TOKENS;
     to->n_pages = ((last ? n_keys - begin : size) + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
     to->n_tail = last ? (n_keys - 1) % QK_PAGE_TOKENS + 1 : 0;
+    const uint32_t n_before = min(i, index - s.run);
+    to->n_left = min(n_here - 1 - i, s.run_end - 1 - index);
+    to->n_mine = n_before + 1 + to->n_left;
+    to->new_page = piece + to->n_left + 1 == n_pieces ? page + (n_keys - 1) / QK_PAGE_TOKENS : NO_PAGE;
+    to->new_row = (n_keys - 1) % QK_PAGE_TOKENS;
 }
 
 /* The address of page @i of an item out of the plan; 0 past its end. */
@@ -256,8 +280,8 @@ static __device__ __forceinline__ void put_new_int8(const decode_params &p, bloc
     put_half_int8<D>(to + D / 2, s.new_kv[is_v] + D / 2, lane, y, scale);
 }
 
-/* All warps: the item's query heads into shared memory and, when it has the new token, the new key and value into
- * shared memory and their page. */
+/* All warps: the query heads of the item's sequence into shared memory and, when the block has the new token, the new key and
+ * value into shared memory and their page. */
 template <int D, bool I8>
 static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, const item_info &it)
 {
@@ -265,7 +289,7 @@ static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, c
     const uint32_t q_dim = p.a.n_heads * D, kv_dim = p.a.n_kv_heads * D;
     const float *row = p.a.qkv + (size_t)it.seq * (q_dim + 2 * kv_dim);
     const float *cos_sin = p.a.plan.cos_sin + (size_t)it.seq * D;
-    const uint32_t n = p.n_q + (it.n_tail > 0 ? 2 : 0);
+    const uint32_t n = p.n_q + (it.new_page != NO_PAGE ? 2 : 0);
     for (uint32_t u = warp; u < n; u += WARPS) {
         float x[D / 64], y[D / 64];
         if (u < p.n_q) {
@@ -275,14 +299,15 @@ static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, c
             continue;
         }
         const bool is_v = u > p.n_q;
-        char *to = head_in_page(p, page_address(p, it, it.n_pages - 1), it.head);
+        const uint64_t page = __ldcg((const unsigned long long *)p.a.plan.pages + it.new_page);
+        char *to = head_in_page(p, page, it.head);
         to += is_v ? p.a.layout.v_offset : 0;
         get_head<D>(x, y, row + q_dim + (is_v ? kv_dim : 0) + it.head * D, is_v ? NULL : p.a.k_norm, cos_sin,
             p.a.eps, lane);
         if (I8)
-            put_new_int8<D>(p, s, to, it.n_tail - 1, is_v, lane, x, y);
+            put_new_int8<D>(p, s, to, it.new_row, is_v, lane, x, y);
         else
-            put_new_bf16<D>(p, s, to, it.n_tail - 1, is_v, lane, x, y);
+            put_new_bf16<D>(p, s, to, it.new_row, is_v, lane, x, y);
     }
 }
 
@@ -431,6 +456,18 @@ static __device__ __forceinline__ void put_result(block_memory<D> &s, warp_resul
     }
 }
 
+/* Four numbers of the output, from number @at on. */
+static __device__ __forceinline__ void put_output(const decode_params &p, size_t at, float4 o)
+{
+    if (p.a.out_bf16 == NULL) {
+        __stcg((float4 *)(p.a.out + at), o);
+        return;
+    }
+    const uint2 both =
+        make_uint2(bits_of(__floats2bfloat162_rn(o.x, o.y)), bits_of(__floats2bfloat162_rn(o.z, o.w)));
+    __stcg((uint2 *)(p.a.out_bf16 + at), both);
+}
+
 /* All warps: the warps' results become the item's: the row's output when the sequence has one piece, else a part in the
  * workspace. */
 template <int D, bool OUTSIDE>
@@ -440,8 +477,6 @@ static __device__ __forceinline__ void merge_warps(
     const uint32_t n_warps = min(it.n_pages, WARPS), n_heads = p.a.n_heads;
     float *parts = p.parts + it.seq * p.seq_floats;
     float *lse = parts + (size_t)QKC_ITEMS_A_SEQ * n_heads * D;
-    float *to =
-        it.n_pieces == 1 ? p.a.out + (size_t)it.seq * n_heads * D : parts + (size_t)it.piece * n_heads * D;
     for (uint32_t i = threadIdx.x; i < p.n_q * (D / 4); i += THREADS) {
         const uint32_t head = i / (D / 4), d = i % (D / 4) * 4, out_head = it.head * p.n_q + head;
         float max = s.max[0][head], sum = 0;
@@ -463,8 +498,11 @@ static __device__ __forceinline__ void merge_warps(
             o.w += x.w * scale;
         }
         const float inv = OUTSIDE && sum == 0 ? 0 : 1.0f / sum;
-        __stcg((float4 *)(to + (size_t)out_head * D + d),
-            make_float4(o.x * inv, o.y * inv, o.z * inv, o.w * inv));
+        o = make_float4(o.x * inv, o.y * inv, o.z * inv, o.w * inv);
+        if (it.n_pieces == 1)
+            put_output(p, ((size_t)it.seq * n_heads + out_head) * D + d, o);
+        else
+            __stcg((float4 *)(parts + ((size_t)it.piece * n_heads + out_head) * D + d), o);
         if (d == 0 && it.n_pieces > 1)
             __stcg(lse + out_head * QKC_ITEMS_A_SEQ + it.piece, max + log2f(sum));
         if (OUTSIDE && d == 0 && it.n_pieces == 1)
@@ -474,13 +512,17 @@ static __device__ __forceinline__ void merge_warps(
 
 /* ---- The pieces of a sequence -------------------------------------------------------------------------------- */
 
-/* One thread: counts the item in. True when the others of its sequence and kv head have been. */
+/* One thread: counts the block's pieces of a sequence and kv head in. True when the others' have been. */
 static __device__ __forceinline__ bool count_in(const decode_params &p, const item_info &it)
 {
-    return atomicInc(p.counters + it.seq * p.a.n_kv_heads + it.head, it.n_pieces - 1) == it.n_pieces - 1;
+    uint32_t *counter = p.counters + it.seq * p.a.n_kv_heads + it.head;
+    if (atomicAdd(counter, it.n_mine) + it.n_mine < it.n_pieces)
+        return false;
+    *counter = 0;
+    return true;
 }
 
-/* All warps, in the block that came last: the parts of the sequence, in position order. Each group of threads sums a
+/* All warps, in the block that came last or has all: the parts of the sequence, in position order. Each group of threads sums a
  * run of neighbouring parts; the groups' sums are added in order. */
 template <int D, bool OUTSIDE>
 static __device__ __forceinline__ void merge_parts(
@@ -538,24 +580,28 @@ static __device__ __forceinline__ void merge_parts(
             o.z += x.z;
             o.w += x.w;
         }
-        __stcg((float4 *)(p.a.out + ((size_t)it.seq * n_heads + first_head) * D) + column, o);
+        put_output(p, ((size_t)it.seq * n_heads + first_head) * D + column * 4, o);
     }
 }
 
-/* All warps, after merge_warps(), for a sequence of several pieces. */
+/* All warps, after merge_warps() of the block's last piece of a sequence and kv head of several pieces. */
 template <int D, bool OUTSIDE>
-static __device__ __forceinline__ void finish_piece(
+static __device__ __forceinline__ void finish_pieces(
     const decode_params &p, block_memory<D> &s, const item_info &it)
 {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        s.is_last = count_in(p, it);
-    __syncthreads();
-    if (s.is_last) {
+    const bool has_all = it.n_mine == it.n_pieces;
+    if (!has_all)
         __threadfence();
-        merge_parts<D, OUTSIDE>(p, s, it);
+    __syncthreads();
+    if (!has_all) {
+        if (threadIdx.x == 0)
+            s.is_last = count_in(p, it);
+        __syncthreads();
+        if (!s.is_last)
+            return;
+        __threadfence();
     }
+    merge_parts<D, OUTSIDE>(p, s, it);
 }
 
 /* ---- The kernel ---------------------------------------------------------------------------------------------- */
@@ -578,11 +624,10 @@ template <int D> static __device__ __forceinline__ void hint_item(const decode_p
 template <int D> static __device__ void count_items(const decode_params &p, block_memory<D> &s)
 {
     item_info *it = &s.item[0];
-    for (uint32_t index = blockIdx.x; index < (s.n_pieces - p.a.first_piece) * p.a.n_kv_heads;
-         index += gridDim.x) {
+    for (uint32_t index = s.run; index < s.run_end; index++) {
         find_item(p, s, index, it);
         __syncwarp();
-        if (threadIdx.x == 0 && it->n_pieces > 1)
+        if (threadIdx.x == 0 && it->n_left == 0 && it->n_mine < it->n_pieces)
             count_in(p, *it);
         __syncwarp();
     }
@@ -601,7 +646,8 @@ static __device__ __forceinline__ void attend_items(
         const uint64_t address = unit_address<I8>(p, next, warp);
         if (k > 0)
             second = unit_address<I8>(p, it, warp + STEP);
-        ready_heads<D, I8>(p, s, it);
+        if (k == 0 || s.item[(k + 2) % 3].n_left == 0) /* the item before was the last of others */
+            ready_heads<D, I8>(p, s, it);
         if (k == 0 && state != QK_OK) /* it may be changing: one thread's view is enough */
             s.given_up = 1;
         s.next[warp][I8 ? threadIdx.x % QKC_WARP / 16 : 0] = address;
@@ -612,7 +658,7 @@ static __device__ __forceinline__ void attend_items(
             return;
         }
         if (warp == 0) /* in the slot of item k - 1, which no warp looks at any more */
-            find_item(p, s, blockIdx.x + (k + 2) * gridDim.x, &s.item[(k + 2) % 3]);
+            find_item(p, s, s.run + k + 2, &s.item[(k + 2) % 3]);
         __syncwarp();
         warp_result<D> w;
         attend_pages<D, OUTSIDE>(p, s, it, next, r, w, second);
@@ -620,8 +666,8 @@ static __device__ __forceinline__ void attend_items(
             put_result<D, I8>(s, w, p.n_q);
         __syncthreads();
         merge_warps<D, OUTSIDE>(p, s, it);
-        if (it.n_pieces > 1)
-            finish_piece<D, OUTSIDE>(p, s, it);
+        if (it.n_pieces > 1 && it.n_left == 0)
+            finish_pieces<D, OUTSIDE>(p, s, it);
     }
 }
 
@@ -642,10 +688,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
     if (threadIdx.x == 0)
         s.given_up = 0;
     if (warp == 0) {
+        if (threadIdx.x == 0)
+            s.skip = 0;
+        __syncwarp();
         list_pieces(p, s);
         __syncwarp();
-        find_item(p, s, blockIdx.x, &s.item[0]);
-        find_item(p, s, blockIdx.x + gridDim.x, &s.item[1]);
+        find_item(p, s, s.run, &s.item[0]);
+        find_item(p, s, s.run + 1, &s.item[1]);
     }
     __syncthreads();
 

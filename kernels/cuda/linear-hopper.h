@@ -37,7 +37,6 @@ typedef struct {
 #define QKC_LINEAR_HOPPER_SMEM_MAX  (227u << 10)
 #define QKC_LINEAR_HOPPER_GROUPS    192u /* at most, of products with next_norm */
 
-cudaError_t qkc_linear_hopper_init(void);
 bool qkc_linear_hopper_suits(uint32_t n_out, uint32_t n_in);
 uint32_t qkc_linear_hopper_groups(const qkc_launch *launch, const qkc_linear_hopper_args *args);
 cudaError_t qkc_linear_hopper(const qkc_launch *launch, const qkc_linear_hopper_args *args);
