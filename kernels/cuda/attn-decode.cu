@@ -4,10 +4,11 @@
  *   out = sum over the keys of softmax(q.k / sqrt(head_dim)) v
  *
  * An item is one piece of one sequence (cuda-ops.h says where sequences are cut) for one kv head. The grid is fixed by
- * the device; its blocks walk the list of items, which each block derives from the sequences' lengths. In a block, warp
- * w takes the pages w, w + 8, ... of the piece, each warp for all query heads of the kv head, with a running maximum and
- * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace, where the last
- * block to arrive merges them in position order.
+ * the device; each block derives the list of items, by sequence, kv head and piece, from the sequences' lengths and walks a
+ * run of neighbours, the runs being equally long: what belongs to a sequence and kv head it makes ready once. In a block,
+ * warp w takes the pages w, w + 8, ... of the piece, each warp for all query heads of the kv head, with a running maximum and
+ * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace, where the block that
+ * has all pieces, or the last one to arrive, merges them in position order.
  *
  * Keys and values go from memory into a warp's registers by units of one bf16 page or two int8 pages (attn-decode.h);
  * int8 pages of a unit are 8 apart, so that short sequences, too, keep all warps busy. The next unit's keys are asked for
@@ -28,8 +29,9 @@
  *     (masked scores; values, or their scales, replaced by zero), so that what they hold, NaN included, does not matter.
  *  3. The new key and value are read from the QKV product by the block that has the sequence's last piece, which alone
  *     uses them, rounded to bf16 or quantised as the page gets them. Nothing else in the page is written.
- *  4. Every item of a sequence of several pieces counts itself in the sequence's counter, also when the step has been
- *     given up: so the counters wrap back to zero in every launch, or in the last of those that share the pieces.
+ *  4. A block that has some but not all pieces of a sequence and kv head counts them in the pair's counter, also when the
+ *     step has been given up: so the counters are back at zero after every launch, or after the last of those that share
+ *     the pieces.
  *  5. Reads before qkc_pdl_wait(): in a launch with layer > 0 the plan (but for its state), the pages' older keys and
  *     values, the cos_sin table. That relies on this: the step's attention of the layer before was this kernel too,
  *     which triggers its dependents after its own wait, every kernel of the step waits before it ends, and the plan and
@@ -168,6 +170,40 @@ static __device__ __forceinline__ uint64_t unit_address(
     const decode_params &p, const volatile item_info &it, uint32_t i)
 {
     return page_address(p, it, I8 && lane_again() >= 16 ? i + WARPS : i);
+}
+
+/* The same into shared memory, without a register or a scoreboard that loads of keys and values wait for, too: the pair of
+ * neighbouring addresses that has the page's, because copies past the L1 cache are of 16 bytes. */
+template <bool I8>
+static __device__ __forceinline__ void ask_unit(
+    const decode_params &p, uint64_t (&to)[2][2], const volatile item_info &it, uint32_t i)
+{
+    const uint32_t lane = lane_again();
+    if (lane % 16 == 0 && (I8 || lane == 0)) {
+        const uint32_t page = i + (I8 && lane >= 16 ? WARPS : 0), n_pages = it.n_pages;
+        const uintptr_t from = (uintptr_t)(p.a.plan.pages + it.page + (page < n_pages ? page : 0));
+        const uint32_t bytes = page >= n_pages ? 0 : from % 16 == 0 && page + 1 == n_pages ? 8 : 16;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                         (uint32_t)__cvta_generic_to_shared(to[lane / 16])),
+                     "l"(from & ~(uintptr_t)15), "r"(bytes)
+                     : "memory");
+    }
+}
+
+/* A whole warp: what it asked for is there. */
+static __device__ __forceinline__ void wait_units(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+}
+
+template <bool I8>
+static __device__ __forceinline__ uint64_t asked_unit(
+    const decode_params &p, const uint64_t (&from)[2][2], const volatile item_info &it, uint32_t i)
+{
+    const bool second = I8 && lane_again() >= 16; /* an even number of pages further */
+    const uint32_t place = (uint32_t)(uintptr_t)(p.a.plan.pages + it.page + i) / sizeof(uint64_t) % 2;
+    return *(const volatile uint64_t *)&from[second][place];
 }
 
 /* Where the layer's keys of a kv head begin; NULL for page 0. */
@@ -325,22 +361,24 @@ template <int D> static __device__ __forceinline__ void clear_result(warp_result
     w.sum = 0;
 }
 
-/* One warp's pages of @it. Its first unit is in @r or on its way and @second is where its second is; on return the
- * former holds for its first unit of @next, which is where s.next[] says. Of pages outside nothing is asked for. */
+/* One warp's pages of @it. Its first unit is in @r or on its way and s.ahead says where its second is; on return the
+ * former holds for its first unit of @next, which is where s.next says. Of pages outside nothing is asked for. */
 template <int D, bool OUTSIDE>
-static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
+static __device__ __forceinline__ void attend_pages(const decode_params &p, block_memory<D> &s,
     const volatile item_info &it, const volatile item_info &next, unit_registers<D, false> &r,
-    warp_result<D> &w, uint64_t second)
+    warp_result<D> &w)
 {
     const uint32_t warp = threadIdx.x / QKC_WARP;
-    const volatile uint64_t *next_address = &s.next[warp][0];
     bool here = !OUTSIDE || page_address(p, it, warp) != 0; /* the page whose turn it is */
     clear_result(w);
 
     /* Without a page here the loop below does not ask for one of the next item's. */
-    if (warp >= it.n_pages && *next_address != 0)
-        load_unit(p, r, head_in_page(p, *next_address, next.head));
-    uint64_t ahead = second;
+    if (warp >= it.n_pages) {
+        wait_units();
+        const uint64_t address = asked_unit<false>(p, s.next[warp], next, warp);
+        if (address != 0)
+            load_unit(p, r, head_in_page(p, address, next.head));
+    }
 #pragma unroll 1
     for (uint32_t i = warp; i < it.n_pages; i += WARPS) {
         const bool inside = i + WARPS < it.n_pages;
@@ -351,10 +389,10 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         __syncwarp(); /* here and below: also keeps the compiler from asking for a page before there is room */
         if (here)
             score(s, r, weight);
-        __syncwarp();
-        if (!inside)
-            ahead = *next_address;
-        const char *page = head_in_page(p, ahead, inside ? it.head : next.head);
+        wait_units();
+        const uint64_t address = inside ? asked_unit<false>(p, s.ahead[warp], it, i + WARPS)
+                                        : asked_unit<false>(p, s.next[warp], next, warp);
+        const char *page = head_in_page(p, address, inside ? it.head : next.head);
         if (page != NULL)
             load_keys(p, r, page);
         if (tail > 0)
@@ -370,26 +408,30 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         if (page != NULL)
             load_values(p, r, page);
         here = !OUTSIDE || page != NULL;
-        ahead = page_address(p, it, i + 2 * WARPS);
+        if (i + 2 * WARPS < it.n_pages)
+            ask_unit<false>(p, s.ahead[warp], it, i + 2 * WARPS);
     }
 }
 
 /* The same with int8 pages. Three quarters of a unit are on their way or wait for their turn; where one was multiplied,
  * the third after it is asked for. */
 template <int D, bool OUTSIDE>
-static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
+static __device__ __forceinline__ void attend_pages(const decode_params &p, block_memory<D> &s,
     const volatile item_info &it, const volatile item_info &next, unit_registers<D, true> &r,
-    warp_result<D> &w, uint64_t second)
+    warp_result<D> &w)
 {
     constexpr uint32_t STEP = 2 * WARPS;
     const uint32_t warp = threadIdx.x / QKC_WARP;
-    const volatile uint64_t *next_address = s.next[warp];
     const char *unit = head_in_unit<true>(p, unit_address<true>(p, it, warp), it.head);
     clear_result(w);
 
-    if (warp >= it.n_pages && *next_address != 0)
-        load_unit(p, r, head_in_unit<true>(p, next_address[lane_again() / 16], next.head));
-    uint64_t ahead = second;
+    if (warp >= it.n_pages) {
+        wait_units();
+        const uint64_t address = asked_unit<true>(p, s.next[warp], next, warp);
+        const char *first = head_in_unit<true>(p, address, next.head);
+        if (first != NULL)
+            load_unit(p, r, first);
+    }
 #pragma unroll 1
     for (uint32_t i = warp; i < it.n_pages; i += STEP) {
         const bool inside = i + STEP < it.n_pages, here = !OUTSIDE || unit != NULL;
@@ -404,10 +446,10 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
             load_values(p, r, unit, 1);
             score(s, r, weight, 1);
         }
-        __syncwarp();
-        if (!inside)
-            ahead = next_address[lane_again() / 16];
-        unit = head_in_unit<true>(p, ahead, inside ? it.head : next.head);
+        wait_units();
+        const uint64_t address = inside ? asked_unit<true>(p, s.ahead[warp], it, i + STEP)
+                                        : asked_unit<true>(p, s.next[warp], next, warp);
+        unit = head_in_unit<true>(p, address, inside ? it.head : next.head);
         if (unit != NULL)
             load_keys(p, r, unit, 0);
         if (here) {
@@ -427,7 +469,8 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         __syncwarp();
         if (unit != NULL)
             load_values(p, r, unit, 0);
-        ahead = unit_address<true>(p, it, i + 2 * STEP);
+        if (i + 2 * STEP < it.n_pages)
+            ask_unit<true>(p, s.ahead[warp], it, i + 2 * STEP);
     }
 }
 
@@ -636,23 +679,24 @@ template <int D> static __device__ void count_items(const decode_params &p, bloc
 /* The block's items, one after the other. The first pages of the first are on their way into @r. */
 template <int D, bool I8, bool OUTSIDE>
 static __device__ __forceinline__ void attend_items(
-    const decode_params &p, block_memory<D> &s, unit_registers<D, I8> &r, uint64_t second, uint32_t state)
+    const decode_params &p, block_memory<D> &s, unit_registers<D, I8> &r, uint32_t state)
 {
     constexpr uint32_t STEP = I8 ? 2 * WARPS : WARPS;
     const uint32_t warp = threadIdx.x / QKC_WARP;
 #pragma unroll 1
     for (uint32_t k = 0; s.item[k % 3].n_pages > 0; k++) {
         const item_info &it = s.item[k % 3], &next = s.item[(k + 1) % 3];
-        const uint64_t address = unit_address<I8>(p, next, warp);
-        if (k > 0)
-            second = unit_address<I8>(p, it, warp + STEP);
+        ask_unit<I8>(p, s.next[warp], next, warp);
+        ask_unit<I8>(p, s.ahead[warp], it, warp + STEP);
+        if (p.a.trigger && next.n_pages == 0)
+            qkc_pdl_trigger();
         if (k == 0 || s.item[(k + 2) % 3].n_left == 0) /* the item before was the last of others */
             ready_heads<D, I8>(p, s, it);
         if (k == 0 && state != QK_OK) /* it may be changing: one thread's view is enough */
             s.given_up = 1;
-        s.next[warp][I8 ? threadIdx.x % QKC_WARP / 16 : 0] = address;
         __syncthreads();
         if (s.given_up) {
+            wait_units();
             if (warp == 0)
                 count_items(p, s);
             return;
@@ -661,7 +705,7 @@ static __device__ __forceinline__ void attend_items(
             find_item(p, s, s.run + k + 2, &s.item[(k + 2) % 3]);
         __syncwarp();
         warp_result<D> w;
-        attend_pages<D, OUTSIDE>(p, s, it, next, r, w, second);
+        attend_pages<D, OUTSIDE>(p, s, it, next, r, w);
         if (warp < it.n_pages)
             put_result<D, I8>(s, w, p.n_q);
         __syncthreads();
@@ -699,22 +743,22 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
     __syncthreads();
 
     unit_registers<D, I8> r;
-    const uint64_t first = unit_address<I8>(p, s.item[0], warp),
-                   second = unit_address<I8>(p, s.item[0], warp + (I8 ? 2 * WARPS : WARPS));
+    const uint64_t first = unit_address<I8>(p, s.item[0], warp);
     const char *unit = head_in_unit<I8>(p, first, s.item[0].head);
     if (unit != NULL) {
         hint_item<D>(p, s.item[0]);
         load_unit(p, r, unit);
     }
-    /* No trigger: the next kernel's blocks would be placed while this one's fill some SMs, two and more to an SM, and its
-     * work then runs on a part of them (an H200 took 4.0 instead of 3.2 ms a token at 8K keys). */
+    /* No trigger but where the caller says so: the next kernel's blocks would be placed while this one's fill some SMs, two
+     * and more to an SM, and its work then runs on a part of them (with products on CUDA cores an H200 took 4.0 instead of
+     * 3.2 ms a token at 8K keys). */
     if (p.early)
         qkc_pdl_wait();
     if (cancelled)
         atomicCAS(p.a.plan.state, (uint32_t)QK_OK, (uint32_t)QK_CANCELLED);
     if (s.item[0].n_pages == 0)
         return;
-    attend_items<D, I8, OUTSIDE>(p, s, r, second, __ldcg(p.a.plan.state));
+    attend_items<D, I8, OUTSIDE>(p, s, r, __ldcg(p.a.plan.state));
 }
 
 /* ---- Host ---------------------------------------------------------------------------------------------------- */

@@ -71,7 +71,9 @@ template <int D> struct block_memory {
     uint32_t skip;                 /* pieces before the launch's of the first sequence that has some */
     uint32_t run, run_end;         /* the block's items, in their list */
     uint32_t is_last, given_up;
-    uint64_t next[WARPS][2]; /* where the warp's first unit in the next item is; 0: there is none */
+    /* Where the warp's first unit in the next item is, and the unit after the next in this one; 0: there is none. Of each
+     * page the pair of the plan's addresses that has it: see ask_unit(). */
+    alignas(16) uint64_t next[WARPS][2][2], ahead[WARPS][2][2];
     /* The block's items in turn, item k in slot k % 3, one without pages past the last. */
     item_info item[3];
 };

@@ -485,6 +485,10 @@ static bool attend_decode(way *w)
     a.qkv = w->ctx->small_qkv;
     a.out = w->ctx->small_attn;
     a.out_bf16 = attends_to_bf16(w) ? w->ctx->wide_up : NULL;
+#ifndef NO_TRIGGER
+    a.trigger =
+        attends_to_bf16(w); /* a product that needs few instructions a byte runs well two blocks to an SM */
+#endif
     a.q_norm = layer->q_norm, a.k_norm = layer->k_norm;
     a.eps = w->shape->rms_eps;
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;

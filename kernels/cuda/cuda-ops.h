@@ -243,6 +243,8 @@ typedef struct {
         workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
                         qkc_attend_decode_bytes(0, ...), the rest may be overwritten between launches */
     const volatile uint32_t *cancel; /* latched into plan.state when not NULL */
+    bool
+        trigger; /* let the next kernel start when all blocks are at their last piece, not when they have ended */
     /* A launch over some of the work: of the list of all sequences' pieces, sequence by sequence in position order, those
      * from first_piece on that are below end_piece (0: all). A layer's launches have each piece once, and what ends last
      * merges. They are not programmatic. */

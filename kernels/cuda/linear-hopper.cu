@@ -30,7 +30,12 @@
 #define CLUSTER_MAX 8u
 #define ROWS_MAX    192u /* of W a block: three tiles of 64 */
 #define COLUMNS     4    /* of the sums that a warp adds up at a time */
-#define ALL_LANES   0xffffffffu
+#ifndef QKC_DEFAULT_EARLY
+#define QKC_DEFAULT_EARLY false
+#define QKC_DEFAULT_AHEAD 0u
+#define QKC_DEFAULT_PAIRS 1
+#endif
+#define ALL_LANES 0xffffffffu
 
 typedef struct {
     CUtensorMap w, x;
@@ -44,6 +49,7 @@ typedef struct {
     uint32_t n_squares;
     uint32_t n_out, n_tiles; /* tiles of the inputs */
     uint32_t rows, stages, cluster;
+    uint32_t ahead; /* tiles behind the ring that are asked into the L2 before the wait */
     bool add, early;
 } hopper_params;
 
@@ -110,6 +116,19 @@ static __device__ __forceinline__ void ask_w(
                      "hint [%0], "
                      "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
                      "l"(map), "r"(k), "r"(row), "r"(barrier), "l"(policy)
+                     : "memory");
+}
+
+/* Into the L2 alone. */
+template <bool SILU>
+static __device__ __forceinline__ void hint_w(const CUtensorMap *map, uint32_t k, uint32_t row)
+{
+    if (SILU)
+        asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %2, %3}];" ::"l"(map), "r"(k),
+                     "r"(0), "r"(row)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(k), "r"(row)
                      : "memory");
 }
 
@@ -242,6 +261,8 @@ static __device__ __forceinline__ void ask_tiles(
     }
     if (p.early || n == n_ahead)
         qkc_pdl_trigger();
+    for (uint32_t i = n_ahead; i < min(n, n_ahead + p.ahead); i++)
+        hint_w<SILU>(&p.w, (first + i) * TILE_K, row);
     qkc_pdl_wait();
     for (uint32_t i = 0; i < n_ahead; i++)
         ask_x(m.x + i * m.x_bytes, &p.x, (first + i) * TILE_K, m.full + i * 8);
@@ -263,7 +284,7 @@ static __device__ __forceinline__ void multiply_tiles(
     const hopper_params &p, const shared_map &m, uint32_t n, float (&sums)[MT][N / 2])
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
-    uint32_t slot = 0, parity = 0, before = 0;
+    uint32_t slot = 0, parity = 0;
     for (uint32_t i = 0; i < n; i++) {
         barrier_wait(m.full + slot * 8, parity);
         const uint64_t a = descriptor(m.w + slot * m.w_bytes), b = descriptor(m.x + slot * m.x_bytes);
@@ -274,14 +295,12 @@ static __device__ __forceinline__ void multiply_tiles(
             for (int t = 0; t < MT; t++)
                 multiply(sums[t], a + t * (64 * LINE >> 4) + 2 * k, b + 2 * k);
         wgmma_commit();
-        wgmma_wait<1>();
-        if (i > 0 && lane == 0)
-            barrier_arrive(m.empty + before * 8);
-        before = slot;
+        wgmma_wait<0>(); /* with the next tile's under way the slot would wait for that to come from memory */
+        if (lane == 0)
+            barrier_arrive(m.empty + slot * 8);
         if (++slot == p.stages)
             slot = 0, parity ^= 1;
     }
-    wgmma_wait<0>();
 }
 
 /* The sums lie as [N][rows + 4]: the 4 keep stores off equal banks. */
@@ -526,6 +545,9 @@ static void choose(const qkc_launch *launch, const qkc_linear_hopper_args *args,
     if (s->rows > ROWS_MAX)
         s->rows = tuning->rows || s->n > 32 ? ROWS_MAX : 160;
     s->groups = divide_up(w_rows, s->rows);
+    if (QKC_DEFAULT_PAIRS && !tuning->cluster && s->cluster == 1 && s->rows > 96 &&
+        s->groups <= (uint32_t)launch->n_sms)
+        s->cluster = 2;
     s->stages = tuning->stages && tuning->stages < STAGES_MAX ? tuning->stages : STAGES_MAX;
     const uint32_t limit = tuning->whole ? QKC_LINEAR_HOPPER_SMEM_MAX : QKC_LINEAR_HOPPER_SMEM_HALF;
     while ((s->smem = shared_bytes(s)) > limit)
@@ -597,7 +619,8 @@ cudaError_t qkc_linear_hopper_tuned(
     p.stages = s.stages;
     p.cluster = s.cluster;
     p.add = args->then == QKC_ADD;
-    p.early = tuning->early;
+    p.early = tuning->early != QKC_DEFAULT_EARLY;
+    p.ahead = tuning->ahead == UINT32_MAX ? 0 : tuning->ahead ? tuning->ahead : QKC_DEFAULT_AHEAD;
 
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;

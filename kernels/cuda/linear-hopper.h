@@ -27,9 +27,11 @@ typedef struct {
     uint32_t cluster;   /* blocks that split the inputs: 1, 2, 4, 8 */
     uint32_t rows;      /* of W a cluster, at most 192 */
     uint32_t stages;    /* of the ring, at most what fits */
+    uint32_t ahead;     /* tiles asked into the L2 behind the ring before the wait; UINT32_MAX: none */
     uint32_t promotion; /* 1 + a CUtensorMapL2promotion */
-    bool early;         /* let the next kernel start at once, not when the last weights have been asked for */
-    bool whole;         /* a block takes an SM's shared memory, not half of it */
+    bool
+        early; /* the other choice of when the next kernel starts: at once or when the last weights have been asked for */
+    bool whole; /* a block takes an SM's shared memory, not half of it */
 } qkc_linear_hopper_tuning;
 
 /* Shared memory of a block that leaves room for a block of the next kernel on the same SM; the most there is. */

@@ -412,7 +412,8 @@ static void check_all(const qkc_launch *l)
     std::vector<qkc_linear_hopper_tuning> many;
     for (uint32_t cluster = 1; cluster <= 8; cluster *= 2)
         for (uint32_t rows : {16u, 80u, 96u, 136u, 192u})
-            many.push_back({cluster, rows, cluster == 2 ? 2u : 0u, 0, cluster == 4, rows == 96});
+            many.push_back(
+                {cluster, rows, cluster == 2 ? 2u : 0u, rows == 80 ? 4u : 0u, 0, cluster == 4, rows == 96});
     const qkc_then thens[] = {QKC_STORE, QKC_ADD, QKC_SILU_MUL};
     const uint32_t odd_out[] = {8, 40, 136, 1000}, odd_in[] = {8, 264, 520, 1000};
     uint32_t n = 0;
@@ -525,20 +526,23 @@ static void bench(const qkc_launch *l, const std::vector<uint32_t> &rows, bool v
         if (!variants)
             break;
         char what[96];
-        static const qkc_linear_hopper_tuning all[] = {{0, 0, 0, 0, true, false}, {0, 0, 0, 0, false, true},
-            {0, 0, 0, 0, true, true}, {0, 0, 0, 1, false, false}, {0, 0, 0, 4, false, false},
-            {0, 0, 4, 0, false, false}, {0, 0, 3, 0, false, false}};
-        for (const auto &t : all) {
-            const qkc_linear_hopper_tuning same[5] = {t, t, t, t, t};
-            snprintf(what, sizeof(what), "stages %u promotion %u%s%s", t.stages, t.promotion,
-                t.early ? " early" : "", t.whole ? " whole" : "");
-            b.line(l, n, "chain", 15, same, what);
-        }
-        static const uint32_t shapes[4][6][2] = {
-            {{1, 48}, {2, 96}, {4, 192}, {1, 96}, {2, 48}, {4, 96}},
-            {{2, 40}, {4, 80}, {8, 160}, {1, 24}, {4, 40}, {8, 80}},
-            {{1, 160}, {1, 144}, {1, 80}, {2, 160}, {1, 96}, {1, 128}},
-            {{2, 40}, {4, 80}, {8, 160}, {1, 24}, {4, 40}, {8, 80}},
+        for (uint32_t early = 0; early < 2; early++)
+            for (uint32_t ahead : {UINT32_MAX, 2u, 4u, 8u, 16u})
+                for (uint32_t two = 0; two < 2; two++) {
+                    qkc_linear_hopper_tuning t[5] = {};
+                    for (auto &one : t)
+                        one.ahead = ahead, one.early = early != 0;
+                    if (two)
+                        t[2].cluster = 2, t[2].rows = 160;
+                    snprintf(what, sizeof(what), "ahead %d%s%s", (int)ahead, early ? " early" : "",
+                        two ? " gate,up in pairs" : "");
+                    b.line(l, n, "chain", 15, t, what);
+                }
+        static const uint32_t shapes[4][4][2] = {
+            {{1, 48}, {2, 96}, {2, 48}, {1, 24}},
+            {{4, 80}, {2, 40}, {4, 88}, {2, 24}},
+            {{1, 160}, {2, 160}, {2, 192}, {2, 144}},
+            {{4, 80}, {2, 40}, {4, 88}, {2, 24}},
         };
         for (uint32_t j = 0; j < 4; j++)
             for (const auto &s : shapes[j]) {
