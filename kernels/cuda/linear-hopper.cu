@@ -49,7 +49,8 @@ typedef struct {
     uint32_t n_squares;
     uint32_t n_out, n_tiles; /* tiles of the inputs */
     uint32_t rows, stages, cluster;
-    uint32_t ahead; /* tiles behind the ring that are asked into the L2 before the wait */
+    uint32_t scales_at; /* byte offset in shared memory */
+    uint32_t ahead;     /* tiles behind the ring that are asked into the L2 before the wait */
     bool add, early;
 } hopper_params;
 
@@ -354,42 +355,58 @@ static __device__ __forceinline__ float scale_of(const hopper_params &p, uint32_
     return 1.0f / sqrtf(sum * p.inv_norm + p.eps);
 }
 
-/* A warp: the columns (rows of y) @column + i * @step below @end, of the group's outputs from @first on. */
+/* What a warp's first columns had in y before, of QKC_ADD: lane l asks for outputs 4 l to 4 l + 3 of the group's, early. */
+static __device__ __forceinline__ void get_old(
+    const hopper_params &p, uint32_t group, uint32_t column, uint32_t end, float4 (&old)[COLUMNS])
+{
+    const uint32_t first = group * p.rows, o = threadIdx.x % QKC_WARP * 4;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        const uint32_t row = column + c * WARPS;
+        old[c] = make_float4(0, 0, 0, 0);
+        if (p.add && row < end && o < min(p.rows, p.n_out - first))
+            old[c] = __ldcg((const float4 *)(p.y + (size_t)row * p.n_out + first + o));
+    }
+}
+
+/* A warp: the columns (rows of y) @column + i * WARPS below @end, i < COLUMNS, of the group's outputs. @old: what
+ * get_old() gave, if these are the first ones. */
 template <bool SILU>
-static __device__ __forceinline__ void finish_columns(
-    const hopper_params &p, uint32_t sums, uint32_t group, uint32_t column, uint32_t step, uint32_t end)
+static __device__ __forceinline__ void finish_columns(const hopper_params &p, uint32_t sums,
+    const float *scales, uint32_t group, uint32_t column, uint32_t end, const float4 (&old)[COLUMNS],
+    bool has_old)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP, stride = p.rows + 4;
     const uint32_t n = SILU ? p.rows / 2 : p.rows, first = group * n, n_here = min(n, p.n_out - first);
-    float scale[COLUMNS], squares[COLUMNS] = {};
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c++)
-        scale[c] = column + c * step < end ? scale_of(p, column + c * step) : 0;
+    float squares[COLUMNS] = {};
     for (uint32_t o = lane * 4; o < n_here; o += QKC_WARP * 4) {
         const uint32_t at = SILU ? o / 8 * 16 + o % 8 : o;
         float4 v[COLUMNS], u[COLUMNS];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             v[c] = u[c] = make_float4(0, 0, 0, 0);
-            if (!SILU && p.add && column + c * step < end)
-                u[c] = __ldcg((const float4 *)(p.y + (size_t)(column + c * step) * p.n_out + first + o));
+            if (!SILU && p.add && column + c * WARPS < end)
+                u[c] =
+                    has_old && o < QKC_WARP * 4
+                        ? old[c]
+                        : __ldcg((const float4 *)(p.y + (size_t)(column + c * WARPS) * p.n_out + first + o));
         }
         for (uint32_t rank = 0; rank < p.cluster; rank++)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
-                if (column + c * step >= end)
+                if (column + c * WARPS >= end)
                     continue;
-                const uint32_t from = sums + ((column + c * step) * stride + at) * sizeof(float);
+                const uint32_t from = sums + ((column + c * WARPS) * stride + at) * sizeof(float);
                 v[c] = add4(v[c], group_load(from, rank, p.cluster));
                 if (SILU)
                     u[c] = add4(u[c], group_load(from + 8 * sizeof(float), rank, p.cluster));
             }
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            const uint32_t row = column + c * step;
+            const uint32_t row = column + c * WARPS;
             if (row >= end)
                 continue;
-            const float f = scale[c];
+            const float f = scales[row];
             const size_t to = (size_t)row * p.n_out + first + o;
             float4 x = make_float4(v[c].x * f, v[c].y * f, v[c].z * f, v[c].w * f);
             if (SILU) {
@@ -415,8 +432,8 @@ static __device__ __forceinline__ void finish_columns(
 #pragma unroll
         for (int d = 16; d > 0; d /= 2)
             sum += __shfl_xor_sync(ALL_LANES, sum, d);
-        if (lane == 0 && column + c * step < end)
-            p.next_squares[group * QKC_SMALL_ROWS + column + c * step] = sum;
+        if (lane == 0 && column + c * WARPS < end)
+            p.next_squares[group * QKC_SMALL_ROWS + column + c * WARPS] = sum;
     }
 }
 
@@ -442,18 +459,29 @@ __global__ void __launch_bounds__(THREADS, 2) linear_hopper(const __grid_constan
             ask_tiles<SILU>(p, m, first, end, group * (SILU ? p.rows / 16 : p.rows));
         __syncwarp();
         qkc_pdl_wait();
+        group_barrier(p.cluster);
     } else {
+        /* What the end needs from memory comes while the first tiles of x do. */
+        qkc_pdl_wait();
+        const uint32_t count = __ldcg(p.state) == QK_OK ? min(__ldcg(p.count), (uint32_t)N) : 0;
+        const uint32_t column = cut(count, rank, p.cluster) + warp,
+                       column_end = cut(count, rank + 1, p.cluster);
+        float *scales = (float *)(smem + p.scales_at);
+        float4 old[COLUMNS];
+        get_old(p, group, column, SILU ? 0 : column_end, old);
+        for (uint32_t row = warp; row < N; row += WARPS) {
+            const float scale = scale_of(p, row);
+            if (lane == 0)
+                scales[row] = scale;
+        }
         float sums[MT][N / 2] = {};
         multiply_tiles<N, MT>(p, m, end - first, sums);
-        qkc_pdl_wait();
         asm volatile("bar.sync 1, %0;" ::"n"(WARPS * QKC_WARP) : "memory"); /* nobody multiplies any more */
         put_sums<N, MT>(p, (float *)smem, sums);
+        group_barrier(p.cluster);
+        for (uint32_t c = column; c < column_end; c += WARPS * COLUMNS)
+            finish_columns<SILU>(p, shared_of(smem), scales, group, c, column_end, old, c == column);
     }
-    const uint32_t count = __ldcg(p.state) == QK_OK ? min(__ldcg(p.count), (uint32_t)N) : 0;
-    group_barrier(p.cluster);
-    const uint32_t column_end = cut(count, rank + 1, p.cluster);
-    for (uint32_t c = cut(count, rank, p.cluster) + warp; c < column_end; c += (WARPS + 1) * COLUMNS)
-        finish_columns<SILU>(p, shared_of(smem), group, c, WARPS + 1, column_end);
     if (p.cluster > 1)
         group_barrier(p.cluster); /* others may still read this block's sums */
 }
@@ -510,18 +538,20 @@ static uint32_t round_up(uint32_t a, uint32_t unit)
 
 typedef struct {
     uint32_t n, rows, groups, cluster, stages;
-    size_t smem;
+    size_t scales_at, smem;
 } hopper_shape;
 
-/* Of the ring and its barriers, which products read past in the last stage's rows that are none of the block's, and of the
- * sums later. */
-static size_t shared_bytes(const hopper_shape *s)
+/* The ring and its barriers, past which products read in the last stage's rows that are none of the block's, and where the
+ * sums will be; then the rows' scales. */
+static void lay_out(hopper_shape *s)
 {
     const size_t ring = (size_t)s->stages * ((s->rows + s->n) * LINE + 16);
     const size_t read = (size_t)((s->stages - 1) * s->rows + round_up(s->rows, 64)) * LINE;
     const size_t sums = (size_t)s->n * (s->rows + 4) * sizeof(float);
-    const size_t most = ring > read ? ring : read;
-    return most > sums ? most : sums;
+    s->scales_at = ring > sums ? ring : sums;
+    s->smem = s->scales_at + s->n * sizeof(float);
+    if (s->smem < read)
+        s->smem = read;
 }
 
 /* The smallest cluster whose groups have enough rows that x, which goes through the L2 once a group, costs little beside W. */
@@ -550,7 +580,7 @@ static void choose(const qkc_launch *launch, const qkc_linear_hopper_args *args,
         s->cluster = 2;
     s->stages = tuning->stages && tuning->stages < STAGES_MAX ? tuning->stages : STAGES_MAX;
     const uint32_t limit = tuning->whole ? QKC_LINEAR_HOPPER_SMEM_MAX : QKC_LINEAR_HOPPER_SMEM_HALF;
-    while ((s->smem = shared_bytes(s)) > limit)
+    for (lay_out(s); s->smem > limit; lay_out(s))
         s->stages--;
 }
 
@@ -617,6 +647,7 @@ cudaError_t qkc_linear_hopper_tuned(
     p.n_tiles = divide_up(args->n_in, TILE_K);
     p.rows = s.rows;
     p.stages = s.stages;
+    p.scales_at = s.scales_at;
     p.cluster = s.cluster;
     p.add = args->then == QKC_ADD;
     p.early = tuning->early != QKC_DEFAULT_EARLY;
