@@ -4,7 +4,9 @@
  *   decode, few rows:  a layer is  linear(norm + QKV), attention, linear(O) += x, linear(norm + gate,up, SiLU),
  *                                  linear(down) += x; then linear(norm + lm_head) of the output rows, sample
  *                      (with outside pages two more launches around the attention: cuda-partial.cu)
- *   16 rows on:        the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
+ *   2 rows on, Hopper: the same five launches by linear-hopper.cu: O and down leave the next norm's input, the attention and
+ *                      SiLU bf16; a norm of its own before the first layer and lm_head
+ *   16 rows on, else:  the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
  *   many rows:         a layer is  rms_norm, QKV, heads, attention, O += x, rms_norm, (gate,up, SiLU) by row blocks,
  *                                  down += x; after the last attention only the output rows go on, the few-rows way
  *
@@ -207,9 +209,9 @@ typedef struct {
     qkc_plan plan;
 } small_rows;
 
-/* From so many rows on cublasLt's products, with kernels around them, beat linear.cu's (an H200, us a layer of the
- * reference model: 16 rows 94 of ours on Hopper and 140 portable, 32 rows 125 and 223, 64 rows 256 and 585; cublasLt with
- * norms and SiLU about 112 at each; a step of 16 rows at 1K keys took 5.4 ms with ours on Hopper, 4.8 ms with these). */
+/* From so many rows on cublasLt's products, with kernels around them, beat linear-mma.cu's where linear-hopper.cu does not run
+ * (an H200, us a layer of the reference model: 16 rows 140, 32 rows 223, 64 rows 585; cublasLt with norms and SiLU about 112 at
+ * each). */
 #define WIDE_ROWS 16u
 
 /* Whether @n_max rows go through cublasLt. It reads and writes whole units of rows: @room is what the buffers have. */

@@ -21,17 +21,18 @@
  * Floor (H200): the weights' as in linear.cu, 48.9 us a layer of the reference shape. Through the L2 goes, beside W, of x
  * n_rows / rows as much: with 16 rows 10 to 20%, with 64 rows 40 to 80%. */
 #include "kernels/cuda/linear-hopper.h"
+#include <cuda.h>
 
 #define TILE_K      64u /* inputs of a stage: 128 bytes, what the swizzle spans */
 #define LINE        128u
-#define WARPS       4u /* that multiply */
-#define THREADS     ((WARPS + 1) * QKC_WARP)
+#define WARPS       4u                       /* that multiply */
+#define THREADS     ((WARPS + 2) * QKC_WARP) /* one more asks for tiles, one finds the norm's factors */
 #define STAGES_MAX  16u
 #define CLUSTER_MAX 8u
 #define ROWS_MAX    192u /* of W a block: three tiles of 64 */
 #define COLUMNS     4    /* of the sums that a warp adds up at a time */
 #ifndef QKC_DEFAULT_EARLY
-#define QKC_DEFAULT_EARLY false
+#define QKC_DEFAULT_EARLY true
 #define QKC_DEFAULT_AHEAD 0u
 #define QKC_DEFAULT_PAIRS 1
 #endif
@@ -286,6 +287,9 @@ static __device__ __forceinline__ void multiply_tiles(
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
     uint32_t slot = 0, parity = 0;
+#ifndef AT_ONCE
+    uint32_t before = 0;
+#endif
     for (uint32_t i = 0; i < n; i++) {
         barrier_wait(m.full + slot * 8, parity);
         const uint64_t a = descriptor(m.w + slot * m.w_bytes), b = descriptor(m.x + slot * m.x_bytes);
@@ -296,12 +300,20 @@ static __device__ __forceinline__ void multiply_tiles(
             for (int t = 0; t < MT; t++)
                 multiply(sums[t], a + t * (64 * LINE >> 4) + 2 * k, b + 2 * k);
         wgmma_commit();
+#ifdef AT_ONCE
         wgmma_wait<0>(); /* with the next tile's under way the slot would wait for that to come from memory */
         if (lane == 0)
             barrier_arrive(m.empty + slot * 8);
+#else
+        wgmma_wait<1>();
+        if (i > 0 && lane == 0)
+            barrier_arrive(m.empty + before * 8);
+        before = slot;
+#endif
         if (++slot == p.stages)
             slot = 0, parity ^= 1;
     }
+    wgmma_wait<0>();
 }
 
 /* The sums lie as [N][rows + 4]: the 4 keep stores off equal banks. */
@@ -341,18 +353,17 @@ static __device__ __forceinline__ float silu(float v)
     return v / (1.0f + expf(-v));
 }
 
-/* The norm's factor of row @row; a whole warp calls it. */
-static __device__ __forceinline__ float scale_of(const hopper_params &p, uint32_t row)
+/* The norm's factors of N rows; a whole warp calls it. */
+template <int N> static __device__ __forceinline__ void find_scales(const hopper_params &p, float *scales)
 {
-    if (p.squares == NULL)
-        return 1;
-    float sum = 0;
-    for (uint32_t i = threadIdx.x % QKC_WARP; i < p.n_squares; i += QKC_WARP)
-        sum += __ldcg(p.squares + i * QKC_SMALL_ROWS + row);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2)
-        sum += __shfl_xor_sync(ALL_LANES, sum, d);
-    return 1.0f / sqrtf(sum * p.inv_norm + p.eps);
+#pragma unroll 1
+    for (uint32_t row = threadIdx.x % QKC_WARP; row < N; row += QKC_WARP) {
+        float sum = 0;
+#pragma unroll 16
+        for (uint32_t i = 0; i < p.n_squares; i++)
+            sum += __ldcg(p.squares + i * QKC_SMALL_ROWS + row);
+        scales[row] = p.n_squares > 0 ? 1.0f / sqrtf(sum * p.inv_norm + p.eps) : 1;
+    }
 }
 
 /* What a warp's first columns had in y before, of QKC_ADD: lane l asks for outputs 4 l to 4 l + 3 of the group's, early. */
@@ -454,30 +465,26 @@ __global__ void __launch_bounds__(THREADS, 2) linear_hopper(const __grid_constan
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (warp == WARPS) {
-        if (lane == 0)
+    float *scales = (float *)(smem + p.scales_at);
+    if (warp >= WARPS) {
+        if (warp == WARPS && lane == 0)
             ask_tiles<SILU>(p, m, first, end, group * (SILU ? p.rows / 16 : p.rows));
         __syncwarp();
         qkc_pdl_wait();
+        if (warp > WARPS)
+            find_scales<N>(p, scales);
         group_barrier(p.cluster);
     } else {
-        /* What the end needs from memory comes while the first tiles of x do. */
-        qkc_pdl_wait();
-        const uint32_t count = __ldcg(p.state) == QK_OK ? min(__ldcg(p.count), (uint32_t)N) : 0;
-        const uint32_t column = cut(count, rank, p.cluster) + warp,
-                       column_end = cut(count, rank + 1, p.cluster);
-        float *scales = (float *)(smem + p.scales_at);
-        float4 old[COLUMNS];
-        get_old(p, group, column, SILU ? 0 : column_end, old);
-        for (uint32_t row = warp; row < N; row += WARPS) {
-            const float scale = scale_of(p, row);
-            if (lane == 0)
-                scales[row] = scale;
-        }
         float sums[MT][N / 2] = {};
         multiply_tiles<N, MT>(p, m, end - first, sums);
+        qkc_pdl_wait();
+        const uint32_t count = __ldcg(p.state) == QK_OK ? min(__ldcg(p.count), (uint32_t)N) : 0;
         asm volatile("bar.sync 1, %0;" ::"n"(WARPS * QKC_WARP) : "memory"); /* nobody multiplies any more */
         put_sums<N, MT>(p, (float *)smem, sums);
+        const uint32_t column = cut(count, rank, p.cluster) + warp,
+                       column_end = cut(count, rank + 1, p.cluster);
+        float4 old[COLUMNS];
+        get_old(p, group, column, SILU ? 0 : column_end, old);
         group_barrier(p.cluster);
         for (uint32_t c = column; c < column_end; c += WARPS * COLUMNS)
             finish_columns<SILU>(p, shared_of(smem), scales, group, c, column_end, old, c == column);
@@ -513,8 +520,12 @@ cudaError_t qkc_linear_hopper_init(void)
 {
     void *fn = NULL;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
     cudaError_t code =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t code = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &fn, cudaEnableDefault, &found);
+#endif
     if (code == cudaSuccess && (found != cudaDriverEntryPointSuccess || fn == NULL))
         code = cudaErrorSymbolNotFound;
     encode_tiled = (decltype(encode_tiled))fn;
@@ -636,7 +647,7 @@ cudaError_t qkc_linear_hopper_tuned(
     p.count = args->plan.counts + (args->outputs ? 3 : 0);
     p.state = args->plan.state;
     p.squares = args->squares;
-    p.n_squares = args->n_squares;
+    p.n_squares = args->squares != NULL ? args->n_squares : 0;
     p.inv_norm = 1.0f / (float)args->n_in;
     p.eps = args->eps;
     p.y = args->y;

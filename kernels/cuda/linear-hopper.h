@@ -1,7 +1,6 @@
 /* linear-hopper.h: y = W x of 2 to 64 rows on sm_90a (linear-hopper.cu). Its input is bf16, and a layer's norms are spread
  * over the products around them, so that a layer is five launches. Internal to kernels/cuda and tests/gpu. */
 #pragma once
-#include <cuda.h>
 #include "kernels/cuda/cuda-ops.h"
 
 typedef struct {
