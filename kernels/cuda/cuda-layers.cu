@@ -273,7 +273,8 @@ static bool is_hopper(const way *w, uint32_t n_max)
 {
     return w->launch->hopper && n_max > 1 && w->ctx->wide_in != NULL &&
            qkc_linear_hopper_suits(w->ctx->qkv_dim, w->shape->hidden) &&
-           qkc_linear_hopper_suits(w->shape->ffn, w->ctx->q_dim);
+           qkc_linear_hopper_suits(w->shape->ffn, w->ctx->q_dim) &&
+           w->shape->hidden <= QKC_LINEAR_HOPPER_HIDDEN_MAX;
 }
 
 static qkc_linear_hopper_args hopper_args(const way *w, const small_rows *r, const qkc_bf16 *weight,
@@ -487,10 +488,8 @@ static bool attend_decode(way *w)
     a.qkv = w->ctx->small_qkv;
     a.out = w->ctx->small_attn;
     a.out_bf16 = attends_to_bf16(w) ? w->ctx->wide_up : NULL;
-#ifndef NO_TRIGGER
     a.trigger =
         attends_to_bf16(w); /* a product that needs few instructions a byte runs well two blocks to an SM */
-#endif
     a.q_norm = layer->q_norm, a.k_norm = layer->k_norm;
     a.eps = w->shape->rms_eps;
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;

@@ -7,9 +7,9 @@
  *  1. A group (a cluster of 1 to 8 blocks) owns `rows` neighbouring rows of W; its blocks split the inputs. With
  *     QKC_SILU_MUL the rows are those of rows / 2 outputs, 8 gate rows and their 8 up rows in turn, which one box of a
  *     tensor map of four dimensions brings.
- *  2. One warp asks for tiles, four multiply. A stage of the ring holds a tile of W and one of x. The ring's tiles of W are
- *     asked for before qkc_pdl_wait(), and a block takes at most half an SM's shared memory: while the kernel before adds up
- *     its sums, this one's weights arrive.
+ *  2. One warp asks for tiles, four multiply, one finds the norm's factors. A stage of the ring holds a tile of W and one of
+ *     x. The ring's tiles of W are asked for before qkc_pdl_wait(), the next kernel may start at once, and a block takes at most
+ *     half an SM's shared memory: while the kernel before adds up its sums, this one's weights arrive.
  *  3. Rows of a tile past `rows` belong to the next stage, or to x: the products with them go nowhere. What lies behind the
  *     tensors is read as zeros; rows of x past the count may hold anything, since a row of y depends on its row of x alone.
  *  4. The sums go to shared memory, where the ring was; a group's blocks add up a share of the work's rows each, over the
@@ -31,12 +31,7 @@
 #define CLUSTER_MAX 8u
 #define ROWS_MAX    192u /* of W a block: three tiles of 64 */
 #define COLUMNS     4    /* of the sums that a warp adds up at a time */
-#ifndef QKC_DEFAULT_EARLY
-#define QKC_DEFAULT_EARLY true
-#define QKC_DEFAULT_AHEAD 0u
-#define QKC_DEFAULT_PAIRS 1
-#endif
-#define ALL_LANES 0xffffffffu
+#define ALL_LANES   0xffffffffu
 
 typedef struct {
     CUtensorMap w, x;
@@ -51,7 +46,6 @@ typedef struct {
     uint32_t n_out, n_tiles; /* tiles of the inputs */
     uint32_t rows, stages, cluster;
     uint32_t scales_at; /* byte offset in shared memory */
-    uint32_t ahead;     /* tiles behind the ring that are asked into the L2 before the wait */
     bool add, early;
 } hopper_params;
 
@@ -118,19 +112,6 @@ static __device__ __forceinline__ void ask_w(
                      "hint [%0], "
                      "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
                      "l"(map), "r"(k), "r"(row), "r"(barrier), "l"(policy)
-                     : "memory");
-}
-
-/* Into the L2 alone. */
-template <bool SILU>
-static __device__ __forceinline__ void hint_w(const CUtensorMap *map, uint32_t k, uint32_t row)
-{
-    if (SILU)
-        asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %2, %3}];" ::"l"(map), "r"(k),
-                     "r"(0), "r"(row)
-                     : "memory");
-    else
-        asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(k), "r"(row)
                      : "memory");
 }
 
@@ -263,8 +244,6 @@ static __device__ __forceinline__ void ask_tiles(
     }
     if (p.early || n == n_ahead)
         qkc_pdl_trigger();
-    for (uint32_t i = n_ahead; i < min(n, n_ahead + p.ahead); i++)
-        hint_w<SILU>(&p.w, (first + i) * TILE_K, row);
     qkc_pdl_wait();
     for (uint32_t i = 0; i < n_ahead; i++)
         ask_x(m.x + i * m.x_bytes, &p.x, (first + i) * TILE_K, m.full + i * 8);
@@ -286,10 +265,7 @@ static __device__ __forceinline__ void multiply_tiles(
     const hopper_params &p, const shared_map &m, uint32_t n, float (&sums)[MT][N / 2])
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
-    uint32_t slot = 0, parity = 0;
-#ifndef AT_ONCE
-    uint32_t before = 0;
-#endif
+    uint32_t slot = 0, parity = 0, before = 0;
     for (uint32_t i = 0; i < n; i++) {
         barrier_wait(m.full + slot * 8, parity);
         const uint64_t a = descriptor(m.w + slot * m.w_bytes), b = descriptor(m.x + slot * m.x_bytes);
@@ -300,16 +276,10 @@ static __device__ __forceinline__ void multiply_tiles(
             for (int t = 0; t < MT; t++)
                 multiply(sums[t], a + t * (64 * LINE >> 4) + 2 * k, b + 2 * k);
         wgmma_commit();
-#ifdef AT_ONCE
-        wgmma_wait<0>(); /* with the next tile's under way the slot would wait for that to come from memory */
-        if (lane == 0)
-            barrier_arrive(m.empty + slot * 8);
-#else
-        wgmma_wait<1>();
+        wgmma_wait<1>(); /* all but this tile's: two stages at least, or it would wait for itself */
         if (i > 0 && lane == 0)
             barrier_arrive(m.empty + before * 8);
         before = slot;
-#endif
         if (++slot == p.stages)
             slot = 0, parity ^= 1;
     }
@@ -533,7 +503,7 @@ cudaError_t qkc_linear_hopper_init(void)
         for (uint32_t m = 1; m <= 3 && code == cudaSuccess; m++)
             for (int silu = 0; silu < 2 && code == cudaSuccess; silu++)
                 code = cudaFuncSetAttribute((const void *)pick(n, m, silu != 0),
-                    cudaFuncAttributeMaxDynamicSharedMemorySize, QKC_LINEAR_HOPPER_SMEM_MAX);
+                    cudaFuncAttributeMaxDynamicSharedMemorySize, QKC_LINEAR_HOPPER_SMEM_HALF);
     return code;
 }
 
@@ -586,17 +556,15 @@ static void choose(const qkc_launch *launch, const qkc_linear_hopper_args *args,
     if (s->rows > ROWS_MAX)
         s->rows = tuning->rows || s->n > 32 ? ROWS_MAX : 160;
     s->groups = divide_up(w_rows, s->rows);
-    if (QKC_DEFAULT_PAIRS && !tuning->cluster && s->cluster == 1 && s->rows > 96 &&
-        s->groups <= (uint32_t)launch->n_sms)
+    /* Where that leaves whole rows to each block, two share an SM with half the inputs each: more of W is under way. */
+    if (!tuning->cluster && s->cluster == 1 && s->rows > 96 && s->groups <= (uint32_t)launch->n_sms)
         s->cluster = 2;
-    s->stages = tuning->stages && tuning->stages < STAGES_MAX ? tuning->stages : STAGES_MAX;
-    const uint32_t limit = tuning->whole ? QKC_LINEAR_HOPPER_SMEM_MAX : QKC_LINEAR_HOPPER_SMEM_HALF;
-    for (lay_out(s); s->smem > limit; lay_out(s))
+    s->stages = tuning->stages > 1 && tuning->stages < STAGES_MAX ? tuning->stages : STAGES_MAX;
+    for (lay_out(s); s->smem > QKC_LINEAR_HOPPER_SMEM_HALF; lay_out(s))
         s->stages--;
 }
 
-static bool encode_w(
-    const qkc_linear_hopper_args *args, const hopper_shape *s, uint32_t promotion, CUtensorMap *map)
+static bool encode_w(const qkc_linear_hopper_args *args, const hopper_shape *s, CUtensorMap *map)
 {
     const bool silu = args->then == QKC_SILU_MUL;
     const cuuint64_t row = (cuuint64_t)args->n_in * sizeof(qkc_bf16);
@@ -605,7 +573,7 @@ static bool encode_w(
     const cuuint32_t box[] = {TILE_K, silu ? 8 : s->rows, 2, s->rows / 16}, ones[] = {1, 1, 1, 1};
     return encode_tiled(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, silu ? 4 : 2, (void *)args->w, dims, strides,
                box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               (CUtensorMapL2promotion)promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 static bool encode_x(const qkc_linear_hopper_args *args, const hopper_shape *s, CUtensorMap *map)
@@ -640,9 +608,9 @@ cudaError_t qkc_linear_hopper_tuned(
     hopper_shape s = {};
     choose(launch, args, tuning, &s);
     hopper_params p = {};
-    const uint32_t promotion =
-        tuning->promotion ? tuning->promotion - 1 : (uint32_t)CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
-    if (!encode_w(args, &s, promotion, &p.w) || !encode_x(args, &s, &p.x))
+    if (args->next_norm != NULL && s.groups > QKC_LINEAR_HOPPER_GROUPS)
+        return cudaErrorInvalidValue;
+    if (!encode_w(args, &s, &p.w) || !encode_x(args, &s, &p.x))
         return cudaErrorInvalidValue;
     p.count = args->plan.counts + (args->outputs ? 3 : 0);
     p.state = args->plan.state;
@@ -661,8 +629,7 @@ cudaError_t qkc_linear_hopper_tuned(
     p.scales_at = s.scales_at;
     p.cluster = s.cluster;
     p.add = args->then == QKC_ADD;
-    p.early = tuning->early != QKC_DEFAULT_EARLY;
-    p.ahead = tuning->ahead == UINT32_MAX ? 0 : tuning->ahead ? tuning->ahead : QKC_DEFAULT_AHEAD;
+    p.early = !tuning->late;
 
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;

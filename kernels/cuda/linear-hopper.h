@@ -23,20 +23,17 @@ typedef struct {
 
 /* How a product is launched. Zero means the default. */
 typedef struct {
-    uint32_t cluster;   /* blocks that split the inputs: 1, 2, 4, 8 */
-    uint32_t rows;      /* of W a cluster, at most 192 */
-    uint32_t stages;    /* of the ring, at most what fits */
-    uint32_t ahead;     /* tiles asked into the L2 behind the ring before the wait; UINT32_MAX: none */
-    uint32_t promotion; /* 1 + a CUtensorMapL2promotion */
-    bool
-        early; /* the other choice of when the next kernel starts: at once or when the last weights have been asked for */
-    bool whole; /* a block takes an SM's shared memory, not half of it */
+    uint32_t cluster; /* blocks that split the inputs: 1, 2, 4, 8 */
+    uint32_t rows;    /* of W a cluster, at most 192 */
+    uint32_t stages;  /* of the ring, at most what fits */
+    bool late;        /* the next kernel starts when the last weights have been asked for, not at once */
 } qkc_linear_hopper_tuning;
 
-/* Shared memory of a block that leaves room for a block of the next kernel on the same SM; the most there is. */
+/* Shared memory of a block that leaves room for a block of the next kernel on the same SM. */
 #define QKC_LINEAR_HOPPER_SMEM_HALF (113u << 10)
-#define QKC_LINEAR_HOPPER_SMEM_MAX  (227u << 10)
-#define QKC_LINEAR_HOPPER_GROUPS    192u /* at most, of products with next_norm */
+/* Groups of products with next_norm at most, and their outputs. */
+#define QKC_LINEAR_HOPPER_GROUPS     192u
+#define QKC_LINEAR_HOPPER_HIDDEN_MAX (QKC_LINEAR_HOPPER_GROUPS * 160u)
 
 bool qkc_linear_hopper_suits(uint32_t n_out, uint32_t n_in);
 uint32_t qkc_linear_hopper_groups(const qkc_launch *launch, const qkc_linear_hopper_args *args);

@@ -412,8 +412,7 @@ static void check_all(const qkc_launch *l)
     std::vector<qkc_linear_hopper_tuning> many;
     for (uint32_t cluster = 1; cluster <= 8; cluster *= 2)
         for (uint32_t rows : {16u, 80u, 96u, 136u, 192u})
-            many.push_back(
-                {cluster, rows, cluster == 2 ? 2u : 0u, rows == 80 ? 4u : 0u, 0, cluster == 4, rows == 96});
+            many.push_back({cluster, rows, cluster == 2 ? 2u : 0u, cluster == 4});
     const qkc_then thens[] = {QKC_STORE, QKC_ADD, QKC_SILU_MUL};
     const uint32_t odd_out[] = {8, 40, 136, 1000}, odd_in[] = {8, 264, 520, 1000};
     uint32_t n = 0;
@@ -526,18 +525,12 @@ static void bench(const qkc_launch *l, const std::vector<uint32_t> &rows, bool v
         if (!variants)
             break;
         char what[96];
-        for (uint32_t early = 0; early < 2; early++)
-            for (uint32_t ahead : {UINT32_MAX, 2u, 4u, 8u, 16u})
-                for (uint32_t two = 0; two < 2; two++) {
-                    qkc_linear_hopper_tuning t[5] = {};
-                    for (auto &one : t)
-                        one.ahead = ahead, one.early = early != 0;
-                    if (two)
-                        t[2].cluster = 2, t[2].rows = 160;
-                    snprintf(what, sizeof(what), "ahead %d%s%s", (int)ahead, early ? " early" : "",
-                        two ? " gate,up in pairs" : "");
-                    b.line(l, n, "chain", 15, t, what);
-                }
+        for (uint32_t stages : {0u, 4u, 3u})
+            for (bool late : {false, true}) {
+                const qkc_linear_hopper_tuning t = {0, 0, stages, late}, same[5] = {t, t, t, t, t};
+                snprintf(what, sizeof(what), "stages %u%s", stages, late ? " late" : "");
+                b.line(l, n, "chain", 15, same, what);
+            }
         static const uint32_t shapes[4][4][2] = {
             {{1, 48}, {2, 96}, {2, 48}, {1, 24}},
             {{4, 80}, {2, 40}, {4, 88}, {2, 24}},
