@@ -4,10 +4,11 @@
  *   out = sum over the keys of softmax(q.k / sqrt(head_dim)) v
  *
  * An item is one piece of one sequence (cuda-ops.h says where sequences are cut) for one kv head. The grid is fixed by
- * the device; its blocks walk the list of items, which each block derives from the sequences' lengths. In a block, warp
- * w takes the pages w, w + 8, ... of the piece, each warp for all query heads of the kv head, with a running maximum and
- * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace, where the last
- * block to arrive merges them in position order.
+ * the device; each block derives the list of items, by sequence, kv head and piece, from the sequences' lengths and walks a
+ * run of neighbours, the runs being equally long: what belongs to a sequence and kv head it makes ready once. In a block,
+ * warp w takes the pages w, w + 8, ... of the piece, each warp for all query heads of the kv head, with a running maximum and
+ * sum; the eight results are then merged in the order of the warps. Pieces' results go to the workspace, where the block that
+ * has all pieces, or the last one to arrive, merges them in position order.
  *
  * Keys and values go from memory into a warp's registers by units of one bf16 page or two int8 pages (attn-decode.h);
  * int8 pages of a unit are 8 apart, so that short sequences, too, keep all warps busy. The next unit's keys are asked for
@@ -28,8 +29,9 @@
  *     (masked scores; values, or their scales, replaced by zero), so that what they hold, NaN included, does not matter.
  *  3. The new key and value are read from the QKV product by the block that has the sequence's last piece, which alone
  *     uses them, rounded to bf16 or quantised as the page gets them. Nothing else in the page is written.
- *  4. Every item of a sequence of several pieces counts itself in the sequence's counter, also when the step has been
- *     given up: so the counters wrap back to zero in every launch, or in the last of those that share the pieces.
+ *  4. A block that has some but not all pieces of a sequence and kv head counts them in the pair's counter, also when the
+ *     step has been given up: so the counters are back at zero after every launch, or after the last of those that share
+ *     the pieces.
  *  5. Reads before qkc_pdl_wait(): in a launch with layer > 0 the plan (but for its state), the pages' older keys and
  *     values, the cos_sin table. That relies on this: the step's attention of the layer before was this kernel too,
  *     which triggers its dependents after its own wait, every kernel of the step waits before it ends, and the plan and
@@ -62,8 +64,16 @@ static __device__ __forceinline__ uint32_t list_seq(const decode_params &p, uint
     return n < n_pages ? n : 0;
 }
 
-/* One warp: the sequences' lengths, pages, and running count of pieces. Of sequences that leave pages out it is the listed
- * pages that count; their lists lie behind the page table, one after the other for each kv head. */
+/* Where the launch's pieces are in the list of all sequences'. */
+static __device__ __forceinline__ uint32_t launched(const decode_params &p, uint32_t piece)
+{
+    const uint32_t n = max(piece, p.a.first_piece);
+    return (p.a.end_piece > 0 ? min(n, p.a.end_piece) : n) - p.a.first_piece;
+}
+
+/* One warp: the sequences' lengths, pages, and running count of pieces, then which items are the block's. Of sequences that
+ * leave pages out it is the listed pages that count; their lists lie behind the page table, one after the other for each
+ * kv head. */
 template <int D> static __device__ void list_pieces(const decode_params &p, block_memory<D> &s)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
@@ -80,6 +90,7 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
             const uint32_t size = piece_keys(n_keys);
             n = (n_keys + size - 1) / size;
         }
+        const uint32_t n_own = n;
         for (uint32_t d = 1; d < QKC_WARP; d *= 2) {
             const uint32_t other = __shfl_up_sync(ALL_LANES, n, d);
             n += lane >= d ? other : 0;
@@ -95,39 +106,54 @@ template <int D> static __device__ void list_pieces(const decode_params &p, bloc
             listed += __shfl_sync(ALL_LANES, end, QKC_WARP - 1);
         }
         s.keys[seq] = n_keys;
-        s.end[seq] = before + n;
+        s.end[seq] = launched(p, before + n);
+        if (before + n - n_own < p.a.first_piece && before + n > p.a.first_piece)
+            s.skip = p.a.first_piece - (before + n - n_own);
         before += __shfl_sync(ALL_LANES, n, QKC_WARP - 1);
     }
-    if (lane == 0)
-        s.n_pieces = p.a.end_piece > 0 ? min(before, p.a.end_piece) : before;
+    const uint32_t n_items = launched(p, before) * p.a.n_kv_heads;
+    if (lane == 0) {
+        s.run = n_items <= gridDim.x ? min(blockIdx.x, n_items) : (uint64_t)n_items * blockIdx.x / gridDim.x;
+        s.run_end = n_items <= gridDim.x ? min(blockIdx.x + 1, n_items)
+                                         : (uint64_t)n_items * (blockIdx.x + 1) / gridDim.x;
+    }
 }
 
-/* A whole warp calls it: puts item @index of the list into slot @to; one without pages past the list's end. */
+/* A whole warp calls it: puts item @index of the list into slot @to; one without pages past the block's end. */
 template <int D>
 static __device__ void find_item(const decode_params &p, block_memory<D> &s, uint32_t index, item_info *to)
 {
     const uint32_t lane = threadIdx.x % QKC_WARP;
-    const uint32_t piece = index / p.a.n_kv_heads + p.a.first_piece;
-    const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= piece)) +
-                         __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= piece));
+    const uint32_t before =
+        index / p.a.n_kv_heads; /* in the list by sequences, as if heads were the inner ones */
+    const uint32_t seq = __popc(__ballot_sync(ALL_LANES, s.end[lane] <= before)) +
+                         __popc(__ballot_sync(ALL_LANES, s.end[QKC_WARP + lane] <= before));
     if (lane != 0)
         return;
-    if (piece >= s.n_pieces) {
+    if (index >= s.run_end) {
         to->n_pages = 0;
         return;
     }
-    const uint32_t first = seq > 0 ? s.end[seq - 1] : 0;
-    const uint32_t n_keys = s.keys[seq], size = piece_keys(n_keys), begin = (piece - first) * size;
-    const bool last = piece + 1 == s.end[seq];
-    to->head = index % p.a.n_kv_heads;
+    const uint32_t first = seq > 0 ? s.end[seq - 1] : 0, n_here = s.end[seq] - first;
+    const uint32_t rest = index - first * p.a.n_kv_heads, head = rest / n_here, i = rest % n_here;
+    const uint32_t n_keys = s.keys[seq], size = piece_keys(n_keys), n_pieces = (n_keys + size - 1) / size;
+    const uint32_t piece = i + (first == 0 ? s.skip : 0), begin = piece * size;
+    const bool last = piece + 1 == n_pieces;
+    uint32_t page = s.page[seq];
+    if (page >= p.a.lists_begin)
+        page += head * p.a.lists_stride;
+    to->head = head;
     to->seq = seq;
-    to->piece = piece - first;
-    to->n_pieces = s.end[seq] - first;
-    to->page = s.page[seq] + begin / QK_PAGE_TOKENS;
-    if (to->page >= p.a.lists_begin)
-        to->page += to->head * p.a.lists_stride;
+    to->piece = piece;
+    to->n_pieces = n_pieces;
+    to->page = page + begin / QK_PAGE_TOKENS;
     to->n_pages = ((last ? n_keys - begin : size) + QK_PAGE_TOKENS - 1) / QK_PAGE_TOKENS;
     to->n_tail = last ? (n_keys - 1) % QK_PAGE_TOKENS + 1 : 0;
+    const uint32_t n_before = min(i, index - s.run);
+    to->n_left = min(n_here - 1 - i, s.run_end - 1 - index);
+    to->n_mine = n_before + 1 + to->n_left;
+    to->new_page = piece + to->n_left + 1 == n_pieces ? page + (n_keys - 1) / QK_PAGE_TOKENS : NO_PAGE;
+    to->new_row = (n_keys - 1) % QK_PAGE_TOKENS;
 }
 
 /* The address of page @i of an item out of the plan; 0 past its end. */
@@ -144,6 +170,40 @@ static __device__ __forceinline__ uint64_t unit_address(
     const decode_params &p, const volatile item_info &it, uint32_t i)
 {
     return page_address(p, it, I8 && lane_again() >= 16 ? i + WARPS : i);
+}
+
+/* The same into shared memory, without a register or a scoreboard that loads of keys and values wait for, too: the pair of
+ * neighbouring addresses that has the page's, because copies past the L1 cache are of 16 bytes. */
+template <bool I8>
+static __device__ __forceinline__ void ask_unit(
+    const decode_params &p, uint64_t (&to)[2][2], const volatile item_info &it, uint32_t i)
+{
+    const uint32_t lane = lane_again();
+    if (lane % 16 == 0 && (I8 || lane == 0)) {
+        const uint32_t page = i + (I8 && lane >= 16 ? WARPS : 0), n_pages = it.n_pages;
+        const uintptr_t from = (uintptr_t)(p.a.plan.pages + it.page + (page < n_pages ? page : 0));
+        const uint32_t bytes = page >= n_pages ? 0 : from % 16 == 0 && page + 1 == n_pages ? 8 : 16;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                         (uint32_t)__cvta_generic_to_shared(to[lane / 16])),
+                     "l"(from & ~(uintptr_t)15), "r"(bytes)
+                     : "memory");
+    }
+}
+
+/* A whole warp: what it asked for is there. */
+static __device__ __forceinline__ void wait_units(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+}
+
+template <bool I8>
+static __device__ __forceinline__ uint64_t asked_unit(
+    const decode_params &p, const uint64_t (&from)[2][2], const volatile item_info &it, uint32_t i)
+{
+    const bool second = I8 && lane_again() >= 16; /* an even number of pages further */
+    const uint32_t place = (uint32_t)(uintptr_t)(p.a.plan.pages + it.page + i) / sizeof(uint64_t) % 2;
+    return *(const volatile uint64_t *)&from[second][place];
 }
 
 /* Where the layer's keys of a kv head begin; NULL for page 0. */
@@ -256,8 +316,8 @@ static __device__ __forceinline__ void put_new_int8(const decode_params &p, bloc
     put_half_int8<D>(to + D / 2, s.new_kv[is_v] + D / 2, lane, y, scale);
 }
 
-/* All warps: the item's query heads into shared memory and, when it has the new token, the new key and value into
- * shared memory and their page. */
+/* All warps: the query heads of the item's sequence into shared memory and, when the block has the new token, the new key and
+ * value into shared memory and their page. */
 template <int D, bool I8>
 static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, const item_info &it)
 {
@@ -265,7 +325,7 @@ static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, c
     const uint32_t q_dim = p.a.n_heads * D, kv_dim = p.a.n_kv_heads * D;
     const float *row = p.a.qkv + (size_t)it.seq * (q_dim + 2 * kv_dim);
     const float *cos_sin = p.a.plan.cos_sin + (size_t)it.seq * D;
-    const uint32_t n = p.n_q + (it.n_tail > 0 ? 2 : 0);
+    const uint32_t n = p.n_q + (it.new_page != NO_PAGE ? 2 : 0);
     for (uint32_t u = warp; u < n; u += WARPS) {
         float x[D / 64], y[D / 64];
         if (u < p.n_q) {
@@ -275,14 +335,15 @@ static __device__ void ready_heads(const decode_params &p, block_memory<D> &s, c
             continue;
         }
         const bool is_v = u > p.n_q;
-        char *to = head_in_page(p, page_address(p, it, it.n_pages - 1), it.head);
+        const uint64_t page = __ldcg((const unsigned long long *)p.a.plan.pages + it.new_page);
+        char *to = head_in_page(p, page, it.head);
         to += is_v ? p.a.layout.v_offset : 0;
         get_head<D>(x, y, row + q_dim + (is_v ? kv_dim : 0) + it.head * D, is_v ? NULL : p.a.k_norm, cos_sin,
             p.a.eps, lane);
         if (I8)
-            put_new_int8<D>(p, s, to, it.n_tail - 1, is_v, lane, x, y);
+            put_new_int8<D>(p, s, to, it.new_row, is_v, lane, x, y);
         else
-            put_new_bf16<D>(p, s, to, it.n_tail - 1, is_v, lane, x, y);
+            put_new_bf16<D>(p, s, to, it.new_row, is_v, lane, x, y);
     }
 }
 
@@ -300,22 +361,24 @@ template <int D> static __device__ __forceinline__ void clear_result(warp_result
     w.sum = 0;
 }
 
-/* One warp's pages of @it. Its first unit is in @r or on its way and @second is where its second is; on return the
- * former holds for its first unit of @next, which is where s.next[] says. Of pages outside nothing is asked for. */
+/* One warp's pages of @it. Its first unit is in @r or on its way and s.ahead says where its second is; on return the
+ * former holds for its first unit of @next, which is where s.next says. Of pages outside nothing is asked for. */
 template <int D, bool OUTSIDE>
-static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
+static __device__ __forceinline__ void attend_pages(const decode_params &p, block_memory<D> &s,
     const volatile item_info &it, const volatile item_info &next, unit_registers<D, false> &r,
-    warp_result<D> &w, uint64_t second)
+    warp_result<D> &w)
 {
     const uint32_t warp = threadIdx.x / QKC_WARP;
-    const volatile uint64_t *next_address = &s.next[warp][0];
     bool here = !OUTSIDE || page_address(p, it, warp) != 0; /* the page whose turn it is */
     clear_result(w);
 
     /* Without a page here the loop below does not ask for one of the next item's. */
-    if (warp >= it.n_pages && *next_address != 0)
-        load_unit(p, r, head_in_page(p, *next_address, next.head));
-    uint64_t ahead = second;
+    if (warp >= it.n_pages) {
+        wait_units();
+        const uint64_t address = asked_unit<false>(p, s.next[warp], next, warp);
+        if (address != 0)
+            load_unit(p, r, head_in_page(p, address, next.head));
+    }
 #pragma unroll 1
     for (uint32_t i = warp; i < it.n_pages; i += WARPS) {
         const bool inside = i + WARPS < it.n_pages;
@@ -326,10 +389,10 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         __syncwarp(); /* here and below: also keeps the compiler from asking for a page before there is room */
         if (here)
             score(s, r, weight);
-        __syncwarp();
-        if (!inside)
-            ahead = *next_address;
-        const char *page = head_in_page(p, ahead, inside ? it.head : next.head);
+        wait_units();
+        const uint64_t address = inside ? asked_unit<false>(p, s.ahead[warp], it, i + WARPS)
+                                        : asked_unit<false>(p, s.next[warp], next, warp);
+        const char *page = head_in_page(p, address, inside ? it.head : next.head);
         if (page != NULL)
             load_keys(p, r, page);
         if (tail > 0)
@@ -345,26 +408,30 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         if (page != NULL)
             load_values(p, r, page);
         here = !OUTSIDE || page != NULL;
-        ahead = page_address(p, it, i + 2 * WARPS);
+        if (i + 2 * WARPS < it.n_pages)
+            ask_unit<false>(p, s.ahead[warp], it, i + 2 * WARPS);
     }
 }
 
 /* The same with int8 pages. Three quarters of a unit are on their way or wait for their turn; where one was multiplied,
  * the third after it is asked for. */
 template <int D, bool OUTSIDE>
-static __device__ __forceinline__ void attend_pages(const decode_params &p, const block_memory<D> &s,
+static __device__ __forceinline__ void attend_pages(const decode_params &p, block_memory<D> &s,
     const volatile item_info &it, const volatile item_info &next, unit_registers<D, true> &r,
-    warp_result<D> &w, uint64_t second)
+    warp_result<D> &w)
 {
     constexpr uint32_t STEP = 2 * WARPS;
     const uint32_t warp = threadIdx.x / QKC_WARP;
-    const volatile uint64_t *next_address = s.next[warp];
     const char *unit = head_in_unit<true>(p, unit_address<true>(p, it, warp), it.head);
     clear_result(w);
 
-    if (warp >= it.n_pages && *next_address != 0)
-        load_unit(p, r, head_in_unit<true>(p, next_address[lane_again() / 16], next.head));
-    uint64_t ahead = second;
+    if (warp >= it.n_pages) {
+        wait_units();
+        const uint64_t address = asked_unit<true>(p, s.next[warp], next, warp);
+        const char *first = head_in_unit<true>(p, address, next.head);
+        if (first != NULL)
+            load_unit(p, r, first);
+    }
 #pragma unroll 1
     for (uint32_t i = warp; i < it.n_pages; i += STEP) {
         const bool inside = i + STEP < it.n_pages, here = !OUTSIDE || unit != NULL;
@@ -379,10 +446,10 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
             load_values(p, r, unit, 1);
             score(s, r, weight, 1);
         }
-        __syncwarp();
-        if (!inside)
-            ahead = next_address[lane_again() / 16];
-        unit = head_in_unit<true>(p, ahead, inside ? it.head : next.head);
+        wait_units();
+        const uint64_t address = inside ? asked_unit<true>(p, s.ahead[warp], it, i + STEP)
+                                        : asked_unit<true>(p, s.next[warp], next, warp);
+        unit = head_in_unit<true>(p, address, inside ? it.head : next.head);
         if (unit != NULL)
             load_keys(p, r, unit, 0);
         if (here) {
@@ -402,7 +469,8 @@ static __device__ __forceinline__ void attend_pages(const decode_params &p, cons
         __syncwarp();
         if (unit != NULL)
             load_values(p, r, unit, 0);
-        ahead = unit_address<true>(p, it, i + 2 * STEP);
+        if (i + 2 * STEP < it.n_pages)
+            ask_unit<true>(p, s.ahead[warp], it, i + 2 * STEP);
     }
 }
 
@@ -431,6 +499,18 @@ static __device__ __forceinline__ void put_result(block_memory<D> &s, warp_resul
     }
 }
 
+/* Four numbers of the output, from number @at on. */
+static __device__ __forceinline__ void put_output(const decode_params &p, size_t at, float4 o)
+{
+    if (p.a.out_bf16 == NULL) {
+        __stcg((float4 *)(p.a.out + at), o);
+        return;
+    }
+    const uint2 both =
+        make_uint2(bits_of(__floats2bfloat162_rn(o.x, o.y)), bits_of(__floats2bfloat162_rn(o.z, o.w)));
+    __stcg((uint2 *)(p.a.out_bf16 + at), both);
+}
+
 /* All warps: the warps' results become the item's: the row's output when the sequence has one piece, else a part in the
  * workspace. */
 template <int D, bool OUTSIDE>
@@ -440,8 +520,6 @@ static __device__ __forceinline__ void merge_warps(
     const uint32_t n_warps = min(it.n_pages, WARPS), n_heads = p.a.n_heads;
     float *parts = p.parts + it.seq * p.seq_floats;
     float *lse = parts + (size_t)QKC_ITEMS_A_SEQ * n_heads * D;
-    float *to =
-        it.n_pieces == 1 ? p.a.out + (size_t)it.seq * n_heads * D : parts + (size_t)it.piece * n_heads * D;
     for (uint32_t i = threadIdx.x; i < p.n_q * (D / 4); i += THREADS) {
         const uint32_t head = i / (D / 4), d = i % (D / 4) * 4, out_head = it.head * p.n_q + head;
         float max = s.max[0][head], sum = 0;
@@ -463,8 +541,11 @@ static __device__ __forceinline__ void merge_warps(
             o.w += x.w * scale;
         }
         const float inv = OUTSIDE && sum == 0 ? 0 : 1.0f / sum;
-        __stcg((float4 *)(to + (size_t)out_head * D + d),
-            make_float4(o.x * inv, o.y * inv, o.z * inv, o.w * inv));
+        o = make_float4(o.x * inv, o.y * inv, o.z * inv, o.w * inv);
+        if (it.n_pieces == 1)
+            put_output(p, ((size_t)it.seq * n_heads + out_head) * D + d, o);
+        else
+            __stcg((float4 *)(parts + ((size_t)it.piece * n_heads + out_head) * D + d), o);
         if (d == 0 && it.n_pieces > 1)
             __stcg(lse + out_head * QKC_ITEMS_A_SEQ + it.piece, max + log2f(sum));
         if (OUTSIDE && d == 0 && it.n_pieces == 1)
@@ -474,13 +555,17 @@ static __device__ __forceinline__ void merge_warps(
 
 /* ---- The pieces of a sequence -------------------------------------------------------------------------------- */
 
-/* One thread: counts the item in. True when the others of its sequence and kv head have been. */
+/* One thread: counts the block's pieces of a sequence and kv head in. True when the others' have been. */
 static __device__ __forceinline__ bool count_in(const decode_params &p, const item_info &it)
 {
-    return atomicInc(p.counters + it.seq * p.a.n_kv_heads + it.head, it.n_pieces - 1) == it.n_pieces - 1;
+    uint32_t *counter = p.counters + it.seq * p.a.n_kv_heads + it.head;
+    if (atomicAdd(counter, it.n_mine) + it.n_mine < it.n_pieces)
+        return false;
+    *counter = 0;
+    return true;
 }
 
-/* All warps, in the block that came last: the parts of the sequence, in position order. Each group of threads sums a
+/* All warps, in the block that came last or has all: the parts of the sequence, in position order. Each group of threads sums a
  * run of neighbouring parts; the groups' sums are added in order. */
 template <int D, bool OUTSIDE>
 static __device__ __forceinline__ void merge_parts(
@@ -538,24 +623,28 @@ static __device__ __forceinline__ void merge_parts(
             o.z += x.z;
             o.w += x.w;
         }
-        __stcg((float4 *)(p.a.out + ((size_t)it.seq * n_heads + first_head) * D) + column, o);
+        put_output(p, ((size_t)it.seq * n_heads + first_head) * D + column * 4, o);
     }
 }
 
-/* All warps, after merge_warps(), for a sequence of several pieces. */
+/* All warps, after merge_warps() of the block's last piece of a sequence and kv head of several pieces. */
 template <int D, bool OUTSIDE>
-static __device__ __forceinline__ void finish_piece(
+static __device__ __forceinline__ void finish_pieces(
     const decode_params &p, block_memory<D> &s, const item_info &it)
 {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        s.is_last = count_in(p, it);
-    __syncthreads();
-    if (s.is_last) {
+    const bool has_all = it.n_mine == it.n_pieces;
+    if (!has_all)
         __threadfence();
-        merge_parts<D, OUTSIDE>(p, s, it);
+    __syncthreads();
+    if (!has_all) {
+        if (threadIdx.x == 0)
+            s.is_last = count_in(p, it);
+        __syncthreads();
+        if (!s.is_last)
+            return;
+        __threadfence();
     }
+    merge_parts<D, OUTSIDE>(p, s, it);
 }
 
 /* ---- The kernel ---------------------------------------------------------------------------------------------- */
@@ -578,11 +667,10 @@ template <int D> static __device__ __forceinline__ void hint_item(const decode_p
 template <int D> static __device__ void count_items(const decode_params &p, block_memory<D> &s)
 {
     item_info *it = &s.item[0];
-    for (uint32_t index = blockIdx.x; index < (s.n_pieces - p.a.first_piece) * p.a.n_kv_heads;
-         index += gridDim.x) {
+    for (uint32_t index = s.run; index < s.run_end; index++) {
         find_item(p, s, index, it);
         __syncwarp();
-        if (threadIdx.x == 0 && it->n_pieces > 1)
+        if (threadIdx.x == 0 && it->n_left == 0 && it->n_mine < it->n_pieces)
             count_in(p, *it);
         __syncwarp();
     }
@@ -591,37 +679,39 @@ template <int D> static __device__ void count_items(const decode_params &p, bloc
 /* The block's items, one after the other. The first pages of the first are on their way into @r. */
 template <int D, bool I8, bool OUTSIDE>
 static __device__ __forceinline__ void attend_items(
-    const decode_params &p, block_memory<D> &s, unit_registers<D, I8> &r, uint64_t second, uint32_t state)
+    const decode_params &p, block_memory<D> &s, unit_registers<D, I8> &r, uint32_t state)
 {
     constexpr uint32_t STEP = I8 ? 2 * WARPS : WARPS;
     const uint32_t warp = threadIdx.x / QKC_WARP;
 #pragma unroll 1
     for (uint32_t k = 0; s.item[k % 3].n_pages > 0; k++) {
         const item_info &it = s.item[k % 3], &next = s.item[(k + 1) % 3];
-        const uint64_t address = unit_address<I8>(p, next, warp);
-        if (k > 0)
-            second = unit_address<I8>(p, it, warp + STEP);
-        ready_heads<D, I8>(p, s, it);
+        ask_unit<I8>(p, s.next[warp], next, warp);
+        ask_unit<I8>(p, s.ahead[warp], it, warp + STEP);
+        if (p.a.trigger && next.n_pages == 0)
+            qkc_pdl_trigger();
+        if (k == 0 || s.item[(k + 2) % 3].n_left == 0) /* the item before was the last of others */
+            ready_heads<D, I8>(p, s, it);
         if (k == 0 && state != QK_OK) /* it may be changing: one thread's view is enough */
             s.given_up = 1;
-        s.next[warp][I8 ? threadIdx.x % QKC_WARP / 16 : 0] = address;
         __syncthreads();
         if (s.given_up) {
+            wait_units();
             if (warp == 0)
                 count_items(p, s);
             return;
         }
         if (warp == 0) /* in the slot of item k - 1, which no warp looks at any more */
-            find_item(p, s, blockIdx.x + (k + 2) * gridDim.x, &s.item[(k + 2) % 3]);
+            find_item(p, s, s.run + k + 2, &s.item[(k + 2) % 3]);
         __syncwarp();
         warp_result<D> w;
-        attend_pages<D, OUTSIDE>(p, s, it, next, r, w, second);
+        attend_pages<D, OUTSIDE>(p, s, it, next, r, w);
         if (warp < it.n_pages)
             put_result<D, I8>(s, w, p.n_q);
         __syncthreads();
         merge_warps<D, OUTSIDE>(p, s, it);
-        if (it.n_pieces > 1)
-            finish_piece<D, OUTSIDE>(p, s, it);
+        if (it.n_pieces > 1 && it.n_left == 0)
+            finish_pieces<D, OUTSIDE>(p, s, it);
     }
 }
 
@@ -642,30 +732,33 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM) attend_decode(const __gr
     if (threadIdx.x == 0)
         s.given_up = 0;
     if (warp == 0) {
+        if (threadIdx.x == 0)
+            s.skip = 0;
+        __syncwarp();
         list_pieces(p, s);
         __syncwarp();
-        find_item(p, s, blockIdx.x, &s.item[0]);
-        find_item(p, s, blockIdx.x + gridDim.x, &s.item[1]);
+        find_item(p, s, s.run, &s.item[0]);
+        find_item(p, s, s.run + 1, &s.item[1]);
     }
     __syncthreads();
 
     unit_registers<D, I8> r;
-    const uint64_t first = unit_address<I8>(p, s.item[0], warp),
-                   second = unit_address<I8>(p, s.item[0], warp + (I8 ? 2 * WARPS : WARPS));
+    const uint64_t first = unit_address<I8>(p, s.item[0], warp);
     const char *unit = head_in_unit<I8>(p, first, s.item[0].head);
     if (unit != NULL) {
         hint_item<D>(p, s.item[0]);
         load_unit(p, r, unit);
     }
-    /* No trigger: the next kernel's blocks would be placed while this one's fill some SMs, two and more to an SM, and its
-     * work then runs on a part of them (an H200 took 4.0 instead of 3.2 ms a token at 8K keys). */
+    /* No trigger but where the caller says so: the next kernel's blocks would be placed while this one's fill some SMs, two
+     * and more to an SM, and its work then runs on a part of them (with products on CUDA cores an H200 took 4.0 instead of
+     * 3.2 ms a token at 8K keys). */
     if (p.early)
         qkc_pdl_wait();
     if (cancelled)
         atomicCAS(p.a.plan.state, (uint32_t)QK_OK, (uint32_t)QK_CANCELLED);
     if (s.item[0].n_pages == 0)
         return;
-    attend_items<D, I8, OUTSIDE>(p, s, r, second, __ldcg(p.a.plan.state));
+    attend_items<D, I8, OUTSIDE>(p, s, r, __ldcg(p.a.plan.state));
 }
 
 /* ---- Host ---------------------------------------------------------------------------------------------------- */

@@ -49,7 +49,11 @@ typedef struct {
     uint32_t head, seq, piece, n_pieces;
     uint32_t page, n_pages; /* index of its first page in the plan; how many */
     uint32_t n_tail;        /* keys of the last page, when that holds the new token; else 0 */
+    /* Of the sequence and kv head the block has n_mine pieces one after the other, this one with n_left behind it. When the
+     * last is the sequence's last, page new_page of the plan gets the new token in row new_row; else new_page is NO_PAGE. */
+    uint32_t n_mine, n_left, new_page, new_row;
 } item_info;
+#define NO_PAGE UINT32_MAX
 
 /* A block's shared memory. */
 template <int D> struct block_memory {
@@ -61,12 +65,15 @@ template <int D> struct block_memory {
     alignas(16) float out[WARPS][HEADS][D + 4]; /* not normalised */
     float max[WARPS][HEADS], sum[WARPS][HEADS];
     float weight[HEADS][QKC_ITEMS_A_SEQ];
-    uint32_t end[QKC_SMALL_ROWS];  /* pieces of the sequences up to and with this one */
+    uint32_t end[QKC_SMALL_ROWS];  /* the launch's pieces of the sequences up to and with this one */
     uint32_t keys[QKC_SMALL_ROWS]; /* the sequence's length, with the new token */
     uint32_t page[QKC_SMALL_ROWS]; /* where its pages begin in the plan */
-    uint32_t n_pieces;             /* of all sequences; or where the launch's pieces end in their list */
+    uint32_t skip;                 /* pieces before the launch's of the first sequence that has some */
+    uint32_t run, run_end;         /* the block's items, in their list */
     uint32_t is_last, given_up;
-    uint64_t next[WARPS][2]; /* where the warp's first unit in the next item is; 0: there is none */
+    /* Where the warp's first unit in the next item is, and the unit after the next in this one; 0: there is none. Of each
+     * page the pair of the plan's addresses that has it: see ask_unit(). */
+    alignas(16) uint64_t next[WARPS][2][2], ahead[WARPS][2][2];
     /* The block's items in turn, item k in slot k % 3, one without pages past the last. */
     item_info item[3];
 };

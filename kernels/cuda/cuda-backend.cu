@@ -512,6 +512,8 @@ static cudaError_t start(qkc_backend *self, bool portable)
         code = qkc_attend_prefill_init();
     if (code == cudaSuccess && self->hopper)
         code = qkc_attend_prefill_hopper_init();
+    if (code == cudaSuccess && self->hopper)
+        code = qkc_linear_hopper_init();
     if (code == cudaSuccess)
         code = qkc_sample_init();
     return code;

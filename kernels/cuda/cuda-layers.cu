@@ -5,7 +5,9 @@
  *                                  linear(down) += x; then linear(norm + lm_head) of the output rows, sample
  *                      (with outside pages two more launches around the attention: cuda-partial.cu; one row on the
  *                      portable path: all that lies between two attentions in one launch, linear-chain.cu)
- *   16 rows on:        the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
+ *   2 rows on, Hopper: the same five launches by linear-hopper.cu: O and down leave the next norm's input, the attention and
+ *                      SiLU bf16; a norm of its own before the first layer and lm_head
+ *   16 rows on, else:  the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
  *   many rows:         a layer is  rms_norm, QKV, heads, attention, O += x, rms_norm, (gate,up, SiLU) by row blocks,
  *                                  down += x; after the last attention only the output rows go on, the few-rows way
  *
@@ -210,9 +212,9 @@ typedef struct {
     qkc_plan plan;
 } small_rows;
 
-/* From so many rows on cublasLt's products, with kernels around them, beat linear.cu's (an H200, us a layer of the
- * reference model: 16 rows 94 of ours on Hopper and 140 portable, 32 rows 125 and 223, 64 rows 256 and 585; cublasLt with
- * norms and SiLU about 112 at each; a step of 16 rows at 1K keys took 5.4 ms with ours on Hopper, 4.8 ms with these). */
+/* From so many rows on cublasLt's products, with kernels around them, beat linear-mma.cu's where linear-hopper.cu does not run
+ * (an H200, us a layer of the reference model: 16 rows 140, 32 rows 223, 64 rows 585; cublasLt with norms and SiLU about 112 at
+ * each). */
 #define WIDE_ROWS 16u
 
 /* Whether @n_max rows go through cublasLt. It reads and writes whole units of rows: @room is what the buffers have. */
@@ -266,6 +268,97 @@ static qkc_linear_args linear_args(const way *w, const small_rows *r)
     return a;
 }
 
+/* ---- Few rows on Hopper -------------------------------------------------------------------------------------- */
+
+/* linear-hopper.cu's products take bf16 and leave the next norm to the product behind: buffers are wide_in (norms' outputs),
+ * wide_up (attention's) and wide_act. */
+static bool is_hopper(const way *w, uint32_t n_max)
+{
+    return w->launch->hopper && n_max > 1 && w->ctx->wide_in != NULL &&
+           qkc_linear_hopper_suits(w->ctx->qkv_dim, w->shape->hidden) &&
+           qkc_linear_hopper_suits(w->shape->ffn, w->ctx->q_dim) &&
+           w->shape->hidden <= QKC_LINEAR_HOPPER_HIDDEN_MAX;
+}
+
+static qkc_linear_hopper_args hopper_args(const way *w, const small_rows *r, const qkc_bf16 *weight,
+    const qkc_bf16 *x, uint32_t n_out, uint32_t n_in)
+{
+    qkc_linear_hopper_args a = {};
+    a.w = weight, a.x = x;
+    a.n_out = n_out, a.n_in = n_in, a.rows_max = r->n_max;
+    a.eps = w->shape->rms_eps;
+    a.plan = r->plan;
+    return a;
+}
+
+/* O and down: x += W a; @next: the norm's weight that the product behind wants, or NULL. */
+static qkc_linear_hopper_args hopper_add(const way *w, const small_rows *r, const qkc_bf16 *weight,
+    const qkc_bf16 *a, uint32_t n_in, const float *next)
+{
+    qkc_linear_hopper_args add = hopper_args(w, r, weight, a, w->shape->hidden, n_in);
+    add.y = r->x, add.then = QKC_ADD;
+    add.y16 = w->ctx->wide_in, add.next_norm = next, add.next_squares = w->ctx->wide_squares;
+    return add;
+}
+
+/* The squares that such a product left. */
+static void take_squares(const way *w, qkc_linear_hopper_args *a, const qkc_linear_hopper_args *from)
+{
+    a->squares = w->ctx->wide_squares;
+    a->n_squares = qkc_linear_hopper_groups(w->launch, from);
+}
+
+static bool hopper_qkv(way *w, const small_rows *r)
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
+    qkc_linear_hopper_args a =
+        hopper_args(w, r, layer->qkv, w->ctx->wide_in, w->ctx->qkv_dim, w->shape->hidden);
+    a.y = w->ctx->small_qkv, a.then = QKC_STORE;
+    if (w->layer == 0) {
+        if (!wide_norm(w, r, layer->attn_norm, false))
+            return false;
+    } else {
+        const qkc_linear_hopper_args before = hopper_add(w, r, NULL, NULL, w->shape->ffn, layer->attn_norm);
+        take_squares(w, &a, &before);
+    }
+    return ok(w, "QKV", qkc_linear_hopper(w->launch, &a));
+}
+
+/* Whether the attention rounds its output itself. */
+static bool attends_to_bf16(const way *w)
+{
+    return w->pass->kind == QKC_PASS_DECODE && !w->pass->outside && is_hopper(w, w->pass->n_rows);
+}
+
+static bool hopper_rest(way *w, const small_rows *r)
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
+    qkc_context *ctx = w->ctx;
+    const uint32_t hidden = w->shape->hidden, ffn = w->shape->ffn;
+    if (!attends_to_bf16(w) && !ok(w, "rounding",
+                                   qkc_start(w->launch, round_kernel, dim3(r->n_max), dim3(COPY_THREADS), 0,
+                                       ctx->wide_up, (const float *)r->attn, ctx->q_dim, r->plan)))
+        return false;
+    const qkc_linear_hopper_args o = hopper_add(w, r, layer->o, ctx->wide_up, ctx->q_dim, layer->ffn_norm);
+    qkc_linear_hopper_args up = hopper_args(w, r, layer->gate_up, ctx->wide_in, ffn, hidden);
+    up.y16 = ctx->wide_act, up.then = QKC_SILU_MUL;
+    take_squares(w, &up, &o);
+    const qkc_linear_hopper_args down =
+        hopper_add(w, r, layer->down, ctx->wide_act, ffn, is_last(w) ? NULL : layer[1].attn_norm);
+    return ok(w, "O", qkc_linear_hopper(w->launch, &o)) && mark(w, QK_PART_PROJECT) &&
+           ok(w, "gate and up", qkc_linear_hopper(w->launch, &up)) &&
+           ok(w, "down", qkc_linear_hopper(w->launch, &down)) && mark(w, QK_PART_MLP);
+}
+
+static bool hopper_lm_head(way *w, const small_rows *r, bool gather, float *logits)
+{
+    qkc_linear_hopper_args a =
+        hopper_args(w, r, w->model->lm_head, w->ctx->wide_in, w->shape->vocab, w->shape->hidden);
+    a.y = logits, a.then = QKC_STORE, a.outputs = gather;
+    return wide_norm(w, r, w->model->final_norm, gather) &&
+           ok(w, "lm_head", qkc_linear_hopper(w->launch, &a));
+}
+
 /* A layer's products: QKV, O, gate and up, down. */
 static void layer_products(const way *w, const small_rows *r, const qkc_layer *layer, qkc_linear_args args[4])
 {
@@ -293,6 +386,8 @@ static bool is_chained(const way *w, const qkc_linear_args args[4])
 /* From the attention's output to the layer's end, and where the products are chained to the next one's QKV. */
 static bool small_rest(way *w, const small_rows *r)
 {
+    if (is_hopper(w, r->n_max))
+        return hopper_rest(w, r);
     if (is_wide(w, r->n_max, r->room))
         return wide_rest(w, r);
     qkc_linear_args args[5];
@@ -313,6 +408,8 @@ static bool small_rest(way *w, const small_rows *r)
 /* @room: rows that @logits has memory for. */
 static bool lm_head(way *w, const small_rows *r, bool gather, float *logits, uint32_t room)
 {
+    if (is_hopper(w, r->n_max) && qkc_linear_hopper_suits(w->shape->vocab, w->shape->hidden))
+        return hopper_lm_head(w, r, gather, logits);
     if (is_wide(w, r->n_max, room))
         return wide_norm(w, r, w->model->final_norm, gather) &&
                typed_product(w, w->model->lm_head, w->ctx->wide_in, logits, QK_F32, r->n_max, w->shape->vocab,
@@ -327,6 +424,8 @@ static bool lm_head(way *w, const small_rows *r, bool gather, float *logits, uin
 static bool small_qkv(way *w, const small_rows *r)
 {
     const qkc_layer *layer = &w->model->layers[w->layer];
+    if (is_hopper(w, r->n_max))
+        return hopper_qkv(w, r);
     if (is_wide(w, r->n_max, w->ctx->small_max))
         return wide_norm(w, r, layer->attn_norm, false) &&
                typed_product(w, layer->qkv, w->ctx->wide_in, w->ctx->small_qkv, QK_F32, r->n_max,
@@ -415,6 +514,9 @@ static bool attend_decode(way *w)
     qkc_attend_decode_args a = {};
     a.qkv = w->ctx->small_qkv;
     a.out = w->ctx->small_attn;
+    a.out_bf16 = attends_to_bf16(w) ? w->ctx->wide_up : NULL;
+    a.trigger =
+        attends_to_bf16(w); /* a product that needs few instructions a byte runs well two blocks to an SM */
     a.q_norm = layer->q_norm, a.k_norm = layer->k_norm;
     a.eps = w->shape->rms_eps;
     a.n_heads = w->shape->n_heads, a.n_kv_heads = w->shape->n_kv_heads, a.head_dim = w->shape->head_dim;

@@ -2,6 +2,7 @@
  * each op alone. Internal to kernels/cuda and tests/gpu.
  *
  *   linear.cu               y = W x for few rows, streaming W at memory bandwidth, with what stands around it fused
+ *   linear-hopper.cu        2 to 64 rows of it with wgmma, sm_90a only (linear-hopper.h)
  *   rows.cu                 one row at a time: prepare (plan, embedding, RoPE tables), RMSNorm, heads, SiLU
  *   attn-decode.cu          attention of sequences with one new row each: the whole stage in one launch
  *   attn-select.cu          before it, for sequences that leave pages out: bounds of pages, the choice of pages
@@ -93,6 +94,7 @@ cudaError_t qkc_attend_decode_init(void);
 cudaError_t qkc_select_init(void);
 cudaError_t qkc_attend_prefill_init(void);
 cudaError_t qkc_attend_prefill_hopper_init(void);
+cudaError_t qkc_linear_hopper_init(void);
 cudaError_t qkc_sample_init(void);
 
 /* ---- The plan on the device ---------------------------------------------------------------------------------- */
@@ -241,8 +243,9 @@ cudaError_t qkc_linear_chain(
  * and orders of sums stay those of the sequence's length. Without it no page may be at address 0. */
 #define QKC_ITEMS_A_SEQ 64u
 typedef struct {
-    const float *qkv; /* [rows_max, q_dim + 2 * kv_dim]: raw, out of the QKV product */
-    float *out;       /* [rows_max, q_dim] */
+    const float *qkv;   /* [rows_max, q_dim + 2 * kv_dim]: raw, out of the QKV product */
+    float *out;         /* [rows_max, q_dim] */
+    qkc_bf16 *out_bf16; /* NULL, or the same rounded, in place of out */
     const float *q_norm, *k_norm;
     float eps;
     uint32_t n_heads, n_kv_heads, head_dim, layer, rows_max;
@@ -252,6 +255,8 @@ typedef struct {
         workspace; /* qkc_attend_decode_bytes(); zeroed once by its owner, left zeroed where it counts: in the first
                         qkc_attend_decode_bytes(0, ...), the rest may be overwritten between launches */
     const volatile uint32_t *cancel; /* latched into plan.state when not NULL */
+    bool
+        trigger; /* let the next kernel start when all blocks are at their last piece, not when they have ended */
     /* A launch over some of the work: of the list of all sequences' pieces, sequence by sequence in position order, those
      * from first_piece on that are below end_piece (0: all). A layer's launches have each piece once, and what ends last
      * merges. They are not programmatic. */

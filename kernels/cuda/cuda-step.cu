@@ -205,9 +205,11 @@ static void lay_out_device(qkc_context *ctx, arena *a)
     take(a, &ctx->small_qkv, (uint64_t)ctx->small_max * ctx->qkv_dim);
     take(a, &ctx->small_attn, (uint64_t)ctx->small_max * ctx->q_dim);
     take(a, &ctx->small_act, (uint64_t)ctx->small_max * shape->ffn);
-    take(a, &ctx->wide_in, many ? QKC_SMALL_ROWS * max_u64(shape->hidden, ctx->q_dim) : 0);
-    take(a, &ctx->wide_up, many ? (uint64_t)QKC_SMALL_ROWS * 2 * shape->ffn : 0);
-    take(a, &ctx->wide_act, many ? (uint64_t)QKC_SMALL_ROWS * shape->ffn : 0);
+    const uint64_t wide = many || ctx->small_max > 1 ? QKC_SMALL_ROWS : 0;
+    take(a, &ctx->wide_in, wide * max_u64(shape->hidden, ctx->q_dim));
+    take(a, &ctx->wide_up, wide * max_u64(2 * shape->ffn, ctx->q_dim));
+    take(a, &ctx->wide_act, wide * shape->ffn);
+    take(a, &ctx->wide_squares, wide * QKC_LINEAR_HOPPER_GROUPS);
     take(a, &ctx->out_x, many ? outputs * shape->hidden : 0);
     take(a, &ctx->out_attn, many ? outputs * ctx->q_dim : 0);
     take(a, &ctx->tail_counts, many ? (outputs + QKC_SMALL_ROWS - 1) / QKC_SMALL_ROWS * 4 : 0);

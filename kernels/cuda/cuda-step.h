@@ -3,6 +3,7 @@
  * Internal to kernels/cuda. */
 #pragma once
 #include "kernels/cuda/cuda-backend.h"
+#include "kernels/cuda/linear-hopper.h"
 
 #define QKC_BUCKETS_MAX 8u /* graphs of a step: of each kind */
 #define QKC_GRAPH_KINDS                                                                                      \
@@ -112,11 +113,12 @@ typedef struct {
     float *small_attn; /* [small_max, q_dim] */
     float *small_act;  /* [small_max, ffn] */
     qkc_bf16 *
-        wide_in; /* [QKC_SMALL_ROWS, max(hidden, q_dim)]: few rows that go through cublasLt; NULL without it */
-    qkc_bf16 *wide_up;  /* [QKC_SMALL_ROWS, 2 * ffn] */
-    qkc_bf16 *wide_act; /* [QKC_SMALL_ROWS, ffn] */
-    float *out_x;       /* [outputs_max, hidden]: output rows of x, after the last attention of many rows */
-    float *out_attn;    /* [outputs_max, q_dim] */
+        wide_in; /* [QKC_SMALL_ROWS, max(hidden, q_dim)]: rows of products that take bf16; NULL without such rows */
+    qkc_bf16 *wide_up;   /* [QKC_SMALL_ROWS, max(2 * ffn, q_dim)] */
+    qkc_bf16 *wide_act;  /* [QKC_SMALL_ROWS, ffn] */
+    float *wide_squares; /* [QKC_LINEAR_HOPPER_GROUPS, QKC_SMALL_ROWS] */
+    float *out_x;        /* [outputs_max, hidden]: output rows of x, after the last attention of many rows */
+    float *out_attn;     /* [outputs_max, q_dim] */
     uint32_t *tail_counts; /* [ceil(outputs_max / QKC_SMALL_ROWS), 4]: plan.counts of each block of outputs */
     qkc_tile *tiles, *merges; /* [tiles_max] */
     uint32_t *arrived;        /* [n_layers, QKC_CHAIN_MAX]: of qkc_linear_chain() */

@@ -1,5 +1,6 @@
 /* linear-mma.cu: y = W f(x) for 2 to 64 rows on tensor cores (mma.sync m16n8k16, bf16 in, float32 sums): W streams once
- * at memory bandwidth, RMSNorm and the residual or SiLU(gate) * up are fused. One row goes to linear.cu.
+ * at memory bandwidth, RMSNorm and the residual or SiLU(gate) * up are fused. One row goes to linear.cu. On Hopper
+ * linear-hopper.cu does most of this file's work.
  *
  * W is the A operand (16 outputs), x the B operand (8 rows). 32 inputs are a k-block. A lane takes the 8 neighbouring
  * inputs 8 * (lane % 4) of a k-block of its row in one 16-byte load, for both operands: the two mma steps of a k-block

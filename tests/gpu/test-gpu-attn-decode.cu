@@ -843,7 +843,8 @@ static void bench(const qkc_launch *l, uint8_t *pool, size_t pool_bytes, double 
         cudaGraphExecDestroy(e);
 }
 
-static int bench_all(const qkc_launch *paths, int n_paths)
+/* @only: keys and sequences of the one case to measure, or NULL. */
+static int bench_all(const qkc_launch *paths, int n_paths, const uint32_t *only)
 {
     uint8_t *pool;
     size_t n_free, n_all;
@@ -857,10 +858,14 @@ static int bench_all(const qkc_launch *paths, int n_paths)
     printf("# read bandwidth %.0f GB/s\n", bandwidth / 1e9);
     const uint32_t cases[][2] = {{128, 1}, {1024, 1}, {4096, 1}, {8192, 1}, {16384, 1}, {32768, 1},
         {131072, 1}, {1024, 16}, {1024, 64}};
-    for (int i = 0; i < n_paths; i++)
-        for (const auto &c : cases)
-            for (bool int8 : {false, true})
-                bench(&paths[i], pool, pool_bytes, bandwidth, c[0], c[1], int8);
+    for (int i = 0; i < n_paths; i++) {
+        if (only != NULL)
+            bench(&paths[i], pool, pool_bytes, bandwidth, only[0], only[1], false);
+        else
+            for (const auto &c : cases)
+                for (bool int8 : {false, true})
+                    bench(&paths[i], pool, pool_bytes, bandwidth, c[0], c[1], int8);
+    }
     cudaFree(pool);
     return 0;
 }
@@ -871,8 +876,11 @@ int main(int argc, char **argv)
     gpu_require();
     const int n_paths = gpu_paths(paths);
     CUDA_OK(qkc_attend_decode_init());
-    if (argc > 1 && strcmp(argv[1], "--bench") == 0)
-        return bench_all(paths, n_paths);
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        const uint32_t only[2] = {
+            argc > 3 ? (uint32_t)atoi(argv[2]) : 0, argc > 3 ? (uint32_t)atoi(argv[3]) : 0};
+        return bench_all(paths, n_paths, argc > 3 ? only : NULL);
+    }
     check_workspace();
     for (int i = 0; i < 2 * n_paths; i++) {
         int8_pages = i >= n_paths;
