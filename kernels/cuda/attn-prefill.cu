@@ -31,6 +31,7 @@
  * 128 * 64 * 4 * 128 = 4.2 MFLOP, 2.8 TB/s out of L2 at that rate. Shared memory (wide): 40 KB of fragments a warp and 32 KB
  * of copies a block for those 4.2 MFLOP, 1,536 cycles at 128 bytes each: 630 TFLOP/s. */
 #include "kernels/cuda/cuda-ops.h"
+#include "kernels/cuda/kv-int8.h"
 #include <algorithm>
 #include <math.h>
 
@@ -108,7 +109,11 @@ template <int DIM, int M> struct form {
     static constexpr int ROW_BYTES = DIM * 2;
     static constexpr int PIECES = DIM / 8; /* of 16 bytes in a row */
     static constexpr int SLOT_BYTES = BLOCK_KEYS * ROW_BYTES;
-    static constexpr int SMEM_BYTES = TILE_ROWS * ROW_BYTES + N_SLOTS * SLOT_BYTES;
+    static constexpr int STAGED_BYTES = BLOCK_KEYS * (DIM + 2); /* of int8: numbers, then scales */
+    static constexpr int bytes(bool i8)
+    {
+        return TILE_ROWS * ROW_BYTES + (i8 ? 2 * (SLOT_BYTES + STAGED_BYTES) : N_SLOTS * SLOT_BYTES);
+    }
 };
 
 /* One thread's share of 16 * M rows: of each group of 16 two rows, 8 apart. */
@@ -136,6 +141,47 @@ static __device__ __forceinline__ void copy_block(
         const uint64_t base = __shfl_sync(0xffffffffu, page, index) + from;
         const uint32_t within = i * STEP % QK_PAGE_TOKENS * token_stride;
         copy_16(to + i * STEP * f::ROW_BYTES, base + within, (int)(row + i * STEP) < n_valid);
+    }
+}
+
+/* The same of int8 pages, as the bytes lie there: the 16-byte piece c of row r at place c ^ (r & 7), of 64 dims at place
+ * c ^ (r / 2 & 3), the scales behind all rows. */
+template <int DIM, int M>
+static __device__ __forceinline__ void stage_block(
+    uint32_t to, uint64_t page, int n_valid, uint32_t thread, const qk_kv_layout &layout)
+{
+    constexpr int PIECES = DIM / 16, STEP = form<DIM, M>::N_THREADS / PIECES; /* rows a pass: 16, 32 or 64 */
+    const uint32_t piece = thread % PIECES;
+#pragma unroll
+    for (int i = 0; i < BLOCK_KEYS / STEP; i++) {
+        const uint32_t row = i * STEP + thread / PIECES;
+        const uint64_t base = __shfl_sync(0xffffffffu, page, row / QK_PAGE_TOKENS);
+        const uint32_t at = piece ^ (DIM == 128 ? row & 7 : row / 2 & 3);
+        copy_16(to + row * DIM + (at << 4), base + row % QK_PAGE_TOKENS * layout.token_stride + piece * 16,
+            (int)row < n_valid);
+    }
+    const uint64_t scales = __shfl_sync(0xffffffffu, page, thread / 2 % 4) + layout.scale_offset;
+    if (thread < BLOCK_KEYS / 8) /* 8 scales each */
+        copy_16(to + BLOCK_KEYS * DIM + thread * 16, scales + thread % 2 * 16, (int)(thread * 8) < n_valid);
+}
+
+/* A staged block as bf16 to its slot. Rows from @n_valid on become zeros, whatever their scales are. */
+template <int DIM, int M>
+static __device__ __forceinline__ void widen_block(
+    uint8_t *slot, const uint8_t *staged, int n_valid, uint32_t thread)
+{
+    using f = form<DIM, M>;
+    constexpr int N = DIM / 16 * BLOCK_KEYS / f::N_THREADS; /* pieces of a thread */
+    const uint32_t row = thread % BLOCK_KEYS, first = thread / BLOCK_KEYS * N;
+    const float s = qkc_i8_float(*(const uint16_t *)&staged[BLOCK_KEYS * DIM + 2 * row]);
+    const float scale = (int)row < n_valid ? s : 0.0f;
+#pragma unroll
+    for (uint32_t p = first; p < first + N; p++) {
+        const uint32_t at = p ^ (DIM == 128 ? row & 7 : row / 2 & 3);
+        uint4 low, high;
+        qkc_i8_to_bf16(*(const uint4 *)&staged[row * DIM + (at << 4)], scale, &low, &high);
+        *(uint4 *)&slot[row * f::ROW_BYTES + ((2 * p ^ (row & 7)) << 4)] = low;
+        *(uint4 *)&slot[row * f::ROW_BYTES + ((2 * p + 1 ^ (row & 7)) << 4)] = high;
     }
 }
 
@@ -391,8 +437,9 @@ static __device__ __forceinline__ void move_state(const qkc_attend_prefill_args 
 }
 
 /* Grid: tile by tile, the kv heads of each, so that the longest of all heads start first. RANGE: of each tile the keys in
- * the launch's range. */
-template <int DIM, int M, bool RANGE>
+ * the launch's range. I8: the pages are int8; items n have two places of bytes and two slots, both at n % 2, and n + 2 sets
+ * out when n has been widened. */
+template <int DIM, int M, bool RANGE, bool I8>
 static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::BLOCKS_AN_SM)
     attend_prefill(const __grid_constant__ qkc_attend_prefill_args a, float scale, float scale_log2)
 {
@@ -428,7 +475,7 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
 
     const uint32_t q_base = (uint32_t)__cvta_generic_to_shared(shared);
     uint32_t k_slot = q_base + TILE_ROWS * f::ROW_BYTES, v_slot = k_slot + f::SLOT_BYTES,
-             free_slot = v_slot + f::SLOT_BYTES;
+             free_slot = v_slot + f::SLOT_BYTES; /* I8: where bytes are staged */
     /* This lane's ldmatrix addresses: of 16 rows (Q, V), and of two groups of 8 rows, two pieces each (K). */
     const uint32_t at_rows = lane % 16 * f::ROW_BYTES + (((lane / 16) ^ (lane & 7)) << 4);
     const uint32_t at_keys = (lane % 8 + lane / 16 * 8) * f::ROW_BYTES + (((lane / 8 & 1) ^ (lane & 7)) << 4);
@@ -440,15 +487,23 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
         return block >= 0 && key < key_end ? pages[key / QK_PAGE_TOKENS] + offset : (uint64_t)(uintptr_t)a.q;
     };
     auto copy = [&](uint32_t slot, uint64_t page, int block) {
-        if (block >= 0)
+        if (block >= 0 && I8)
+            stage_block<DIM, M>(slot, page, n_keys - block * BLOCK_KEYS, thread, a.layout);
+        else if (block >= 0)
             copy_block<DIM, M>(slot, page, n_keys - block * BLOCK_KEYS, thread, a.layout.token_stride);
         copy_commit();
+    };
+    const uint32_t staged_k = free_slot, staged_v = free_slot + f::STAGED_BYTES;
+    auto widen = [&](uint32_t slot, uint32_t staged, int block) {
+        widen_block<DIM, M>(
+            shared + (slot - q_base), shared + (staged - q_base), n_keys - block * BLOCK_KEYS, thread);
+        __syncthreads();
     };
 
     uint64_t page = page_of(n_blocks - 1);
     copy_q<DIM, M>(a, tile, q_base, kv_head, n_q, thread);
-    copy(k_slot, page, n_blocks - 1);
-    copy(v_slot, page + a.layout.v_offset, n_blocks - 1);
+    copy(I8 ? staged_k : k_slot, page, n_blocks - 1);
+    copy(I8 ? staged_v : v_slot, page + a.layout.v_offset, n_blocks - 1);
     page = page_of(n_blocks - 2);
 
     rows<DIM, M> r;
@@ -478,7 +533,9 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
     for (int block = n_blocks - 1; block >= 0; block--) {
         copy_wait<1>();
         __syncthreads();
-        copy(free_slot, page, block - 1);
+        if (I8)
+            widen(k_slot, staged_k, block);
+        copy(I8 ? staged_k : free_slot, page, block - 1);
         if (has_rows) {
             compute_scores<DIM, M>(r, q_at, k_slot + at_keys);
             if (block >= n_whole)
@@ -488,10 +545,14 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
         }
         copy_wait<1>();
         __syncthreads();
-        copy(k_slot, page + a.layout.v_offset, block - 1);
+        if (I8)
+            widen(v_slot, staged_v, block);
+        copy(I8 ? staged_v : k_slot, page + a.layout.v_offset, block - 1);
         page = page_of(block - 2);
         if (has_rows)
             compute_output<DIM, M>(r, v_slot + at_rows);
+        if (I8)
+            continue;
         const uint32_t used = v_slot;
         v_slot = k_slot;
         k_slot = free_slot;
@@ -587,12 +648,14 @@ void qkc_attend_prefill_choose(qkc_prefill_form form)
 
 template <int DIM, int M> static cudaError_t raise_shared_memory(void)
 {
-    const int bytes = form<DIM, M>::SMEM_BYTES;
-    cudaError_t code = cudaFuncSetAttribute(
-        attend_prefill<DIM, M, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaError_t code = cudaFuncSetAttribute(attend_prefill<DIM, M, false, false>,
+        cudaFuncAttributeMaxDynamicSharedMemorySize, form<DIM, M>::bytes(false));
     if (code == cudaSuccess)
-        code = cudaFuncSetAttribute(
-            attend_prefill<DIM, M, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        code = cudaFuncSetAttribute(attend_prefill<DIM, M, true, false>,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, form<DIM, M>::bytes(false));
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(attend_prefill<DIM, M, false, true>,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, form<DIM, M>::bytes(true));
     return code;
 }
 
@@ -619,9 +682,13 @@ template <int DIM, int M>
 static cudaError_t start_tiles(const qkc_launch *launch, const qkc_attend_prefill_args *args, bool in_range)
 {
     const double scale = 1.0 / sqrt((double)DIM);
-    return qkc_start(launch, in_range ? attend_prefill<DIM, M, true> : attend_prefill<DIM, M, false>,
-        dim3(args->n_tiles * args->n_kv_heads), dim3(form<DIM, M>::N_THREADS), form<DIM, M>::SMEM_BYTES,
-        *args, (float)scale, (float)(scale * M_LOG2E));
+    const bool i8 = args->layout.dtype == QK_I8;
+    return qkc_start(launch,
+        i8         ? attend_prefill<DIM, M, false, true>
+        : in_range ? attend_prefill<DIM, M, true, false>
+                   : attend_prefill<DIM, M, false, false>,
+        dim3(args->n_tiles * args->n_kv_heads), dim3(form<DIM, M>::N_THREADS), form<DIM, M>::bytes(i8), *args,
+        (float)scale, (float)(scale * M_LOG2E));
 }
 
 static bool takes_hopper(bool hopper, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
@@ -632,7 +699,16 @@ static bool takes_hopper(bool hopper, uint32_t n_heads, uint32_t n_kv_heads, uin
 static bool runs(const qkc_attend_prefill_args *args)
 {
     return (args->head_dim == 128 || args->head_dim == 64) && args->n_heads % args->n_kv_heads == 0 &&
-           args->n_heads / args->n_kv_heads <= TILE_ROWS;
+           args->n_heads / args->n_kv_heads <= TILE_ROWS &&
+           (args->layout.dtype != QK_I8 || qkc_attend_prefill_takes_int8(&args->layout));
+}
+
+bool qkc_attend_prefill_takes_int8(const qk_kv_layout *layout)
+{
+    return layout->dtype == QK_I8 && (layout->token_stride | layout->v_offset | layout->head_stride |
+                                         layout->layer_stride | layout->scale_offset) %
+                                             16 ==
+                                         0;
 }
 
 static cudaError_t start_all_tiles(
@@ -688,7 +764,8 @@ cudaError_t qkc_attend_prefill_range(const qkc_launch *launch, const qkc_attend_
     const qkc_round *tiles, uint32_t key_begin, uint32_t key_end)
 {
     qkc_attend_prefill_args a = args_of_round(args, tiles);
-    if (!runs(args) || args->state == NULL || key_begin >= key_end || key_begin % QK_SPAN_TOKENS != 0)
+    if (!runs(args) || args->layout.dtype == QK_I8 || args->state == NULL || key_begin >= key_end ||
+        key_begin % QK_SPAN_TOKENS != 0)
         return cudaErrorInvalidValue;
     if (a.n_tiles == 0)
         return cudaSuccess;

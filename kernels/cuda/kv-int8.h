@@ -55,3 +55,24 @@ static __device__ __forceinline__ void qkc_i8_widen(uint32_t four, uint32_t *eve
     *even = part[0];
     *odd = part[1];
 }
+
+/* 16 numbers times their scale, rounded to bf16: what attention kernels that read bf16 see of int8 pages. The product of an
+ * int8 and an fp16 number is exact in float32. */
+static __device__ __forceinline__ void qkc_i8_to_bf16(uint4 from, float scale, uint4 *low, uint4 *high)
+{
+    const uint32_t word[4] = {from.x, from.y, from.z, from.w};
+    uint32_t out[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t even, odd;
+        qkc_i8_widen(word[i], &even, &odd);
+        const __nv_bfloat162 first =
+            __floats2bfloat162_rn(__uint_as_float(even << 16) * scale, __uint_as_float(odd << 16) * scale);
+        const __nv_bfloat162 second = __floats2bfloat162_rn(
+            __uint_as_float(even & 0xffff0000u) * scale, __uint_as_float(odd & 0xffff0000u) * scale);
+        out[2 * i] = *reinterpret_cast<const uint32_t *>(&first);
+        out[2 * i + 1] = *reinterpret_cast<const uint32_t *>(&second);
+    }
+    *low = make_uint4(out[0], out[1], out[2], out[3]);
+    *high = make_uint4(out[4], out[5], out[6], out[7]);
+}

@@ -9,6 +9,7 @@
 #include "tests/gpu/gpu-test.h"
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 
 #define TOLERANCE 4e-3
@@ -809,6 +810,18 @@ static __global__ void fill_random(qkc_bf16 *to, size_t n, uint32_t seed)
     }
 }
 
+/* Random int8 pages without gaps: sides of 16 tokens of 128 numbers, then as many scales. */
+static __global__ void fill_int8(uint16_t *to, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t x = (uint32_t)i * 2654435761u;
+        x ^= x >> 15;
+        x *= 2246822519u;
+        to[i] = i % 1040 < 1024 ? (uint16_t)(x >> 13) : (uint16_t)(0x2000 | x >> 24);
+    }
+}
+
 #define BENCH_LAYERS 4u
 #define BENCH_TOKENS 32768u
 #define BENCH_ROWS   2048u
@@ -822,7 +835,7 @@ struct Bench {
     Array<uint64_t> pages;
     Array<uint32_t> state;
     Array<float> parts_out, parts_lse;
-    Bench()
+    explicit Bench(bool int8)
         : q((size_t)BENCH_ROWS * 4096), out((size_t)BENCH_ROWS * 4096),
           pool((size_t)BENCH_TOKENS * BENCH_LAYERS * 8 * 2 * 128), pages(BENCH_TOKENS / QK_PAGE_TOKENS),
           state(1), parts_out((size_t)BENCH_ROWS * 4096), parts_lse((size_t)BENCH_ROWS * 32)
@@ -834,7 +847,14 @@ struct Bench {
         layout.layer_stride = 8 * layout.head_stride;
         layout.page_bytes = BENCH_LAYERS * layout.layer_stride;
         fill_random<<<1024, 256>>>(q.dev, q.host.size(), 1);
-        fill_random<<<4096, 256>>>(pool.dev, pool.host.size(), 2);
+        if (int8) {
+            qk_shape s = {};
+            s.n_layers = BENCH_LAYERS, s.n_kv_heads = 8, s.head_dim = 128;
+            qk_kv_layout_page_major(&s, QK_I8, &layout);
+            fill_int8<<<4096, 256>>>((uint16_t *)pool.dev, pool.host.size());
+        } else {
+            fill_random<<<4096, 256>>>(pool.dev, pool.host.size(), 2);
+        }
         Random random(3);
         for (size_t i = 0; i < pages.host.size(); i++)
             pages.host[i] = (uint64_t)(uintptr_t)pool.dev + i * layout.page_bytes;
@@ -895,8 +915,20 @@ struct Bench {
 
 static void bench(void)
 {
-    Bench b;
+    {
+        Bench b(true);
+        for_paths([&](const qkc_launch *launch, const char *path) {
+            const std::string name = std::string(path) + ", int8";
+            for (uint32_t n : {1u, 128u, 256u, 512u, 1024u, 2048u})
+                b.report(launch, name.c_str(), 32768 - n, n);
+            b.report(launch, name.c_str(), 8192, 128);
+        });
+    }
+    Bench b(false);
     for_paths([&](const qkc_launch *launch, const char *path) {
+        for (uint32_t n : {128u, 256u, 512u, 1024u})
+            b.report(launch, path, 32768 - n, n);
+        b.report(launch, path, 8192, 128);
         b.report(launch, path, 0, 128);
         b.report(launch, path, 0, 2048);
         b.report(launch, path, 6144, 2048);
