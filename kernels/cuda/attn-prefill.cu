@@ -13,7 +13,8 @@
  *  1. K and V blocks are items K0 V0 K1 V1 .. (blocks numbered as they are processed) in a ring of three slots; each
  *     item is one cp.async group, empty past the end. The half step that uses item n first waits until one group at most
  *     is outstanding: n + 2 have been committed, so n has landed. Then a barrier: n has landed for everyone, and nobody uses
- *     item n - 1 any more, whose slot item n + 2 gets. Q travels with K0.
+ *     item n - 1 any more, whose slot item n + 2 gets. Q travels with K0. Items of int8 pages land in two places of their own;
+ *     behind the barrier all threads write item n as bf16 to its slot, there is a second barrier, and n + 2 sets out.
  *  2. Keys at key_end and beyond are never read: their places are zero-filled, and masked. So what lies in memory there
  *     cannot reach the result (0 * NaN). A row that sees no key of the tile gets zeros and lse -inf; the places of rows that
  *     do not exist are zeros and are not written.

@@ -1,4 +1,4 @@
-/* kv-int8.cu: int8 pages as bf16 ones, for attention kernels that read bf16.
+/* kv-int8.cu: int8 pages as bf16 ones, for many rows, whose tiles share them, and for ranges of keys.
  *
  * A value q * s, which float32 holds exactly, is rounded to bf16: a relative error of at most 2^-9, which the decode
  * attention, computing with q and s, does not have. It depends on the page's bytes alone, so that what is computed from
