@@ -35,6 +35,7 @@
 #include "kernels/cuda/kv-int8.h"
 #include <algorithm>
 #include <math.h>
+#include <string.h>
 
 #define TILE_ROWS  128 /* packed rows of a block */
 #define BLOCK_KEYS 64
@@ -803,6 +804,12 @@ typedef struct {
     uint32_t n_slots; /* blocks that run at once: two an SM, of the Hopper kernel one */
 } cut_input;
 
+/* Half of a tile's warps have nothing to do: its blocks take about half the time. */
+static bool is_small(uint32_t n_rows, uint32_t tile_tokens)
+{
+    return 2 * n_rows <= tile_tokens;
+}
+
 static uint32_t n_spans_of(uint32_t n_keys)
 {
     return n_keys / QK_SPAN_TOKENS + (n_keys % QK_SPAN_TOKENS > 0);
@@ -828,26 +835,61 @@ static uint32_t parts_of(uint32_t n_spans, uint32_t n_parts, uint32_t n_keys)
     return n;
 }
 
+/* Blocks that take the same time, or slots that become free at the same time. */
+typedef struct {
+    double time;
+    uint32_t n;
+} timed;
+#define TIMES_MAX 64u
+
+/* Adds @n with @time to a list in ascending order. When there is no room for another time they get the next shorter one. */
+static void add_timed(timed *list, uint32_t *n_list, double time, uint32_t n)
+{
+    uint32_t i = *n_list;
+    while (i > 0 && list[i - 1].time > time)
+        i--;
+    if (i > 0 && (list[i - 1].time == time || *n_list == TIMES_MAX)) {
+        list[i - 1].n += n;
+    } else if (*n_list == TIMES_MAX) {
+        list[0].n += n;
+    } else {
+        memmove(list + i + 1, list + i, (*n_list - i) * sizeof(*list));
+        list[i] = {time, n};
+        (*n_list)++;
+    }
+}
+
 /* Spans of time until all tiles of the sequence are done, when its keys are cut in @n_parts: blocks are handed out
- * longest first, so the end is when the work is shared evenly, a last incomplete round of the shortest apart. */
+ * longest first, each to the slot that is free first. */
 static double estimate(const cut_input *in, uint32_t n_parts)
 {
     const uint32_t n_tiles = (in->n_rows + in->tile_tokens - 1) / in->tile_tokens;
     const uint32_t n_spans = n_spans_of(in->start + in->n_rows);
-    double work = 0, longest = 0, shortest = INFINITY, n_blocks = 0;
+    timed blocks[TIMES_MAX], slots[TIMES_MAX];
+    uint32_t n_blocks = 0, n_slots = 0;
     for (uint32_t t = 0; t < n_tiles; t++) {
         const uint32_t n_keys = tile_keys(in, t);
+        const double share = is_small(in->n_rows - t * in->tile_tokens, in->tile_tokens) ? 0.5 : 1.0;
         for (uint32_t p = 0; p < n_parts && part_begin(n_spans, n_parts, p) < n_keys; p++) {
             const uint32_t end = std::min(part_begin(n_spans, n_parts, p + 1), n_keys);
-            const double time = (end - part_begin(n_spans, n_parts, p)) / (double)QK_SPAN_TOKENS + BLOCK_COST;
-            longest = std::max(longest, time);
-            shortest = std::min(shortest, time);
-            work += time * in->n_kv_heads;
-            n_blocks += in->n_kv_heads;
+            const uint32_t n = n_spans_of(end - part_begin(n_spans, n_parts, p));
+            add_timed(blocks, &n_blocks, n * share + BLOCK_COST, in->n_kv_heads);
         }
     }
-    const double waves = n_blocks / in->n_slots;
-    double time = std::max(longest, work / in->n_slots + (ceil(waves) - waves) * shortest);
+    add_timed(slots, &n_slots, 0, in->n_slots);
+    while (n_blocks > 0) {
+        timed *block = &blocks[n_blocks - 1];
+        const double time = slots[0].time + block->time;
+        const uint32_t n = std::min(block->n, slots[0].n);
+        block->n -= n;
+        slots[0].n -= n;
+        if (block->n == 0)
+            n_blocks--;
+        if (slots[0].n == 0)
+            memmove(slots, slots + 1, --n_slots * sizeof(*slots));
+        add_timed(slots, &n_slots, time, n);
+    }
+    double time = slots[n_slots - 1].time;
     if (n_parts > 1)
         time += MERGE_COST + PART_COST * in->n_rows * n_parts * in->n_heads * in->head_dim;
     return time;
@@ -917,15 +959,18 @@ static uint32_t list_tiles(const cut_input *in, const qk_seq *seq, uint32_t inde
     return n_part_rows;
 }
 
-static void end_round(qkc_tile *tiles, qkc_tiling *out)
+static void end_round(uint32_t tile_tokens, qkc_tile *tiles, qkc_tiling *out)
 {
     qkc_round *round = &out->rounds[out->n_rounds];
     round->n_tiles = out->n_tiles - round->tile;
     round->n_merges = out->n_merges - round->merge;
     if (round->n_tiles == 0)
         return;
-    std::sort(tiles + round->tile, tiles + out->n_tiles, [](const qkc_tile &a, const qkc_tile &b) {
-        const uint32_t n = a.key_end - a.key_begin, m = b.key_end - b.key_begin;
+    const auto duration = [=](const qkc_tile &t) {
+        return (uint64_t)(t.key_end - t.key_begin) * (is_small(t.n_rows, tile_tokens) ? 1 : 2);
+    };
+    std::sort(tiles + round->tile, tiles + out->n_tiles, [=](const qkc_tile &a, const qkc_tile &b) {
+        const uint64_t n = duration(a), m = duration(b);
         return n != m ? n > m : a.row != b.row ? a.row < b.row : a.part < b.part;
     });
     out->n_rounds++;
@@ -959,7 +1004,7 @@ void qkc_cut_other_tiles(const qk_plan *plan, const bool *leave_out, uint32_t n_
         uint32_t n_parts = cut_sequence(&in, part_rows_max);
         if (n_parts > 1 && n_parts * in.n_rows > part_rows_max - n_used) {
             if (out->n_rounds + 1 < QKC_ROUNDS_MAX) {
-                end_round(tiles, out);
+                end_round(in.tile_tokens, tiles, out);
                 out->rounds[out->n_rounds] = {out->n_tiles, 0, out->n_merges, 0};
                 n_used = 0;
             } else {
@@ -969,7 +1014,7 @@ void qkc_cut_other_tiles(const qk_plan *plan, const bool *leave_out, uint32_t n_
         n_used += list_tiles(&in, seq, i, n_parts, n_used, tiles, merges, out);
         out->n_part_rows = std::max(out->n_part_rows, n_used);
     }
-    end_round(tiles, out);
+    end_round(in.tile_tokens, tiles, out);
 }
 
 void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper,
@@ -991,7 +1036,7 @@ uint32_t qkc_cut_sequence_tiles(const qk_plan *plan, uint32_t seq, uint32_t n_he
     t.rounds[0] = {};
     const uint32_t n_parts = cut_sequence(&in, part_rows_max);
     list_tiles(&in, &plan->seqs[seq], seq, n_parts, 0, tiles + first->tile, merges + first->merge, &t);
-    end_round(tiles + first->tile, &t);
+    end_round(in.tile_tokens, tiles + first->tile, &t);
     first->n_tiles = t.n_tiles;
     first->n_merges = t.n_merges;
     return n_parts;

@@ -61,6 +61,11 @@ struct Cut {
         tiles.resize(tiling.n_tiles);
         merges.resize(tiling.n_merges);
     }
+    /* Tiles with half their rows or less take half the time for a key. */
+    static uint64_t duration(const qkc_tile &t, uint32_t tile_rows)
+    {
+        return (uint64_t)(t.key_end - t.key_begin) * (2 * t.n_rows <= tile_rows ? 1 : 2);
+    }
     /* What is wrong with it, or NULL. */
     const char *fault(uint32_t tile_rows) const
     {
@@ -82,7 +87,7 @@ struct Cut {
             std::vector<uint8_t> used(part_rows_max, 0);
             std::vector<qkc_tile> sorted(tiles.begin() + round.tile, tiles.begin() + n_tiles);
             for (size_t t = 1; t < sorted.size(); t++)
-                if (sorted[t].key_end - sorted[t].key_begin > sorted[t - 1].key_end - sorted[t - 1].key_begin)
+                if (duration(sorted[t], tile_rows) > duration(sorted[t - 1], tile_rows))
                     return "not the longest first";
             std::sort(sorted.begin(), sorted.end(),
                 [](const qkc_tile &a, const qkc_tile &b) { return a.key_begin < b.key_begin; });
@@ -241,6 +246,19 @@ static void test_known_cuts(void)
         const uint32_t n_blocks = (uint32_t)warm.tiles.size() * 8;
         tap_ok(n_blocks > n_slots * 9 / 10 && n_blocks <= n_slots && !warm.fault(32),
             "128 rows on 16K: %u blocks for %u places", n_blocks, n_slots);
+        /* The row too much must not cost a fourth of the time, as a fifth tile like the others would. */
+        const Cut odd({{16384, 129}}, shape, hopper, 132, 2048);
+        std::vector<uint64_t> ends(n_slots, 0);
+        uint64_t work = 0;
+        for (const qkc_tile &t : odd.tiles)
+            for (uint32_t h = 0; h < 8; h++) {
+                auto first = std::min_element(ends.begin(), ends.end());
+                *first += Cut::duration(t, 32);
+                work += Cut::duration(t, 32);
+            }
+        const double least = (double)work / n_slots, is = (double)*std::max_element(ends.begin(), ends.end());
+        tap_ok(is < 1.15 * least && !odd.fault(32),
+            "129 rows on 16K: %zu blocks end after %.2f of the least time", odd.tiles.size() * 8, is / least);
         const Cut chunk({{30720, 2048}}, shape, hopper, 132, 2048);
         tap_ok(chunk.tiling.n_merges == 0 && chunk.tiles.size() == 64, "2048 rows on 30K are not cut");
         const Cut first({{0, 20}}, shape, hopper, 132, 2048);
@@ -926,7 +944,7 @@ static void bench(void)
     }
     Bench b(false);
     for_paths([&](const qkc_launch *launch, const char *path) {
-        for (uint32_t n : {128u, 256u, 512u, 1024u})
+        for (uint32_t n : {128u, 129u, 256u, 512u, 1024u})
             b.report(launch, path, 32768 - n, n);
         b.report(launch, path, 8192, 128);
         b.report(launch, path, 0, 128);
@@ -936,6 +954,8 @@ static void bench(void)
         b.report(launch, path, 0, 8192);
         b.report(launch, path, 0, 32768);
         b.report(launch, path, 16384, 128);
+        b.report(launch, path, 16255, 129);
+        b.report(launch, path, 8192, 129);
         b.report(launch, path, 16384, 20);
         b.report(launch, path, 16384, 512);
         b.report(launch, path, 32767, 1);
