@@ -5,6 +5,9 @@
  * to the first, so that what needs the causal mask comes first. Three warpgroups:
  *   0     copies: K and V blocks from the pages into rings of N_STAGES slots. Pages lie anywhere, so each thread
  *         copies 16 bytes at a time (cp.async) to where wgmma's 128-byte swizzle wants them.
+ *         Blocks of int8 pages are copied as they are to a third ring, and from there written to the others as bf16.
+ *         Blocks of int8 pages are copied as they are to rings of their own, and from there written to the slots as bf16;
+ *         warpgroup 0 does that for K, a fourth one for V.
  *   1, 2  64 packed rows each: S = Q K^T from shared memory into registers, online softmax there, O += P V with P
  *         from registers as the A operand.
  * The products of block i overlap the softmax in two ways. Within a warpgroup, S(i) and O += P(i-1) V(i-1) are in
@@ -28,6 +31,7 @@
  *       V(i), K(i+1) pending, needs V(i-N) free: K up to i-N+1 < i+1, V up to i-N+1 <= i-2.
  *       V(n-1), V(n-2) pending, needs V(n-1-N) free: K up to n-N, V up to n-N <= n-3.
  *     So what a copying thread waits for never waits for the pending item.
+ *     A tile of at most 64 packed rows has one computing warpgroup, which arrives twice for what both arrive for once.
  *     Both computing warpgroups run the same number of steps, n - 1. turn[1] gets n - 1 arrivals (warpgroup 1's, one
  *     a step) and n - 1 waits; turn[0] gets 1 + (n - 1) arrivals (warpgroup 1's own first one, then warpgroup 2's)
  *     and n - 1 waits in the steps and one after them. A wait for a turn depends on the other's previous step only.
@@ -47,33 +51,42 @@
  * (causal: half of 32,768^2 pairs, 32 heads), 11.1 ms at 790 TFLOP/s; 317 TFLOP and 401 ms over 36 layers. For
  * every block of 128 keys 64 KB come from L2: at 600 TFLOP/s that is 4.7 TB/s over the chip, which is why a block
  * has 128 rows and not 64, and why the grid walks one kv head's tiles before the next (16 MB of keys and values,
- * which L2 keeps). */
+ * which L2 keeps). Of int8 pages half as much comes from L2, and the copying warps spend about 5 instructions for each of a
+ * block's numbers: 1,280 for every scheduler, of the 2,048 cycles that its products take at the peak. */
 #include "kernels/cuda/cuda-ops.h"
+#include "kernels/cuda/kv-int8.h"
 
 #define HEAD_DIM   128u
 #define TILE_ROWS  128u /* packed rows of a block */
 #define BLOCK_KEYS 128u
-#define N_STAGES   3u
 #define GROUP      128u /* threads of a warpgroup */
-#define N_THREADS  (3u * GROUP)
-
-static_assert(N_STAGES >= 3, "see invariant 3");
 
 #define HALF_BYTES (128u * 128u)     /* 128 rows of 64 dims */
 #define ITEM_BYTES (2u * HALF_BYTES) /* Q, a block of K, a block of V */
-#define Q_OFFSET   0u
-#define K_OFFSET   ITEM_BYTES
-#define V_OFFSET   (K_OFFSET + N_STAGES * ITEM_BYTES)
-#define BAR_OFFSET (V_OFFSET + N_STAGES * ITEM_BYTES)
-#define SMEM_BYTES (BAR_OFFSET + 4u * N_STAGES * 8u + 1024u) /* the last: to align the start */
 
-/* Registers: 40 * 128 + 232 * 256 = 168 * 384, what the launch gives. */
-#define COPY_REGISTERS    40
-#define COMPUTE_REGISTERS 232
+/* Where things lie for bf16 and for int8 pages. */
+#define N_STAGED     4u                             /* int8 blocks on their way: two of K, two of V */
+#define STAGED_BYTES (BLOCK_KEYS * (HEAD_DIM + 2u)) /* the block's numbers, then its scales */
+template <bool I8> struct place {
+    static constexpr uint32_t N_THREADS = (I8 ? 4 : 3) * GROUP;
+    static constexpr uint32_t N_STAGES = I8 ? 2 : 3;
+    static constexpr uint32_t Q = 0, K = ITEM_BYTES, V = K + N_STAGES * ITEM_BYTES;
+    static constexpr uint32_t STAGED = V + N_STAGES * ITEM_BYTES;
+    static constexpr uint32_t BARRIERS = STAGED + (I8 ? N_STAGED * STAGED_BYTES : 0);
+    static constexpr uint32_t BYTES = BARRIERS + 4 * N_STAGES * 8 + 1024; /* the last: to align the start */
+};
+
+static_assert(place<false>::N_STAGES >= 3 && place<true>::N_STAGES >= 2, "see invariant 3");
+static_assert(place<true>::BYTES <= 227u << 10 && place<false>::BYTES <= 227u << 10, "");
+
+/* Registers: 40 * 128 + 232 * 256 = 168 * 384, what the launch gives; of int8 pages 32 * 256 + 224 * 256 = 128 * 512. */
+#define COPY_REGISTERS(I8)    ((I8) ? 32 : 40)
+#define COMPUTE_REGISTERS(I8) ((I8) ? 224 : 232)
 
 /* Named barriers; 0 is __syncthreads(). */
 #define BARRIER_Q    1u /* + 0, 1: a computing warpgroup's Q is in place */
 #define BARRIER_TURN 3u /* + 0, 1: that warpgroup may issue its products */
+#define BARRIER_COPY 5u /* + 0, 1: of the threads that copy int8 keys, values: a block is there */
 
 #define SCALE      0.08838834764831845f /* 1 / sqrt(HEAD_DIM) */
 #define SCALE_LOG2 0.12751743082459868f /* that times log2(e) */
@@ -88,6 +101,11 @@ static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n
 static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t n)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(n) : "memory");
 }
 
 static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
@@ -240,10 +258,10 @@ typedef struct {
     uint32_t slot, phase;
 } cursor;
 
-static __device__ __forceinline__ cursor next(cursor c)
+template <uint32_t N> static __device__ __forceinline__ cursor next(cursor c)
 {
     c.slot++;
-    if (c.slot == N_STAGES) {
+    if (c.slot == N) {
         c.slot = 0;
         c.phase ^= 1;
     }
@@ -252,19 +270,21 @@ static __device__ __forceinline__ cursor next(cursor c)
 
 typedef struct {
     uint32_t full_k, empty_k, full_v, empty_v; /* [N_STAGES] barriers each */
-    uint32_t q, k, v;
+    uint32_t q, k, v, staged;
 } shared_map;
 
-static __device__ __forceinline__ shared_map map_shared(uint32_t base)
+template <bool I8> static __device__ __forceinline__ shared_map map_shared(uint32_t base)
 {
+    using p = place<I8>;
     shared_map m;
-    m.q = base + Q_OFFSET;
-    m.k = base + K_OFFSET;
-    m.v = base + V_OFFSET;
-    m.full_k = base + BAR_OFFSET;
-    m.empty_k = m.full_k + N_STAGES * 8;
-    m.full_v = m.empty_k + N_STAGES * 8;
-    m.empty_v = m.full_v + N_STAGES * 8;
+    m.q = base + p::Q;
+    m.k = base + p::K;
+    m.v = base + p::V;
+    m.staged = base + p::STAGED;
+    m.full_k = base + p::BARRIERS;
+    m.empty_k = m.full_k + p::N_STAGES * 8;
+    m.full_v = m.empty_k + p::N_STAGES * 8;
+    m.empty_v = m.full_v + p::N_STAGES * 8;
     return m;
 }
 
@@ -323,7 +343,7 @@ static __device__ void copy_blocks(const qkc_attend_prefill_args &a, const qkc_t
             pending = m.full_k + at.slot * 8;
         }
         before = at;
-        at = next(at);
+        at = next<place<false>::N_STAGES>(at);
         page_before = page;
         page = page_after;
         key -= BLOCK_KEYS;
@@ -333,6 +353,106 @@ static __device__ void copy_blocks(const qkc_attend_prefill_args &a, const qkc_t
         (int)(tile.key_end - tile.key_begin), thread, a.layout.token_stride);
     finish_item<1>(pending);
     finish_item<0>(m.full_v + before.slot * 8);
+}
+
+/* ---- The copying warpgroup over int8 pages ------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint4 read_16(uint32_t from)
+{
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from)
+                 : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ void write_16(uint32_t to, uint4 x)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint16_t read_2(uint32_t from)
+{
+    uint16_t x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
+    return x;
+}
+
+/* One block's keys or values as they lie in the pages: the 16-byte piece c of row r at place c ^ (r & 7), the scales
+ * behind them. Lane l holds the address of page l % 8 of the block. */
+static __device__ __forceinline__ void stage_item(
+    uint32_t to, uint64_t page, int n_valid, uint32_t thread, const qk_kv_layout &layout)
+{
+    const uint32_t row = thread / 8, piece = thread % 8;
+    const uint32_t at = to + row * HEAD_DIM + ((piece ^ row % 8) << 4);
+    const uint32_t from = row * layout.token_stride + piece * 16;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK_KEYS / QK_PAGE_TOKENS; i++)
+        copy_16(at + i * QK_PAGE_TOKENS * HEAD_DIM, __shfl_sync(0xffffffffu, page, i) + from,
+            (int)(row + QK_PAGE_TOKENS * i) < n_valid);
+    const uint64_t scales = __shfl_sync(0xffffffffu, page, thread / 2 % 8) + layout.scale_offset;
+    if (thread < 16) /* 8 scales each */
+        copy_16(
+            to + BLOCK_KEYS * HEAD_DIM + thread * 16, scales + thread % 2 * 16, (int)(thread * 8) < n_valid);
+}
+
+/* A staged block as bf16 to where wgmma wants it: a thread has a row. Rows from @n_valid on become zeros, whatever their
+ * scales are. */
+static __device__ __forceinline__ void widen_item(uint32_t slot, uint32_t staged, int n_valid, uint32_t row)
+{
+    const float s = qkc_i8_float(read_2(staged + BLOCK_KEYS * HEAD_DIM + 2 * row));
+    const float scale = (int)row < n_valid ? s : 0.0f;
+    const uint32_t from = staged + row * HEAD_DIM, to = slot + row * 128, at = row % 8;
+#pragma unroll 2
+    for (uint32_t p = 0; p < HEAD_DIM / 16; p++) {
+        const uint32_t half = to + p / 4 * HALF_BYTES, c = p % 4 * 2;
+        uint4 low, high;
+        qkc_i8_to_bf16(read_16(from + ((p ^ at) << 4)), scale, &low, &high);
+        write_16(half + ((c ^ at) << 4), low);
+        write_16(half + ((c + 1 ^ at) << 4), high);
+    }
+}
+
+/* One warpgroup's items, K or V, each from its pages to one of two places (item n to n % 2) and from there, as bf16, to its
+ * slot. Item n + 1 sets out when all copying threads have done with item n - 1. An item is arrived for as soon as it is
+ * written, and K and V do not wait for each other: so two slots are enough, see invariant 3. */
+static __device__ void widen_blocks(const qkc_attend_prefill_args &a, const qkc_tile &tile,
+    const shared_map &m, const uint64_t *pages, uint32_t kv_head, uint32_t n_blocks, bool is_v,
+    uint32_t thread)
+{
+    constexpr uint32_t N = place<true>::N_STAGES;
+    const uint64_t offset =
+        a.layer * a.layout.layer_stride + kv_head * a.layout.head_stride + (is_v ? a.layout.v_offset : 0);
+    const uint32_t full = is_v ? m.full_v : m.full_k, empty = is_v ? m.empty_v : m.empty_k;
+    const uint32_t slots = is_v ? m.v : m.k, staged = m.staged + (is_v ? 2 * STAGED_BYTES : 0);
+    const uint32_t last = tile.key_begin + (n_blocks - 1) * BLOCK_KEYS; /* first key of item 0 */
+    auto page_of = [&](uint32_t n) {
+        const uint32_t key = last - n * BLOCK_KEYS + thread % 8 * QK_PAGE_TOKENS;
+        return n < n_blocks && key < tile.key_end ? pages[key / QK_PAGE_TOKENS] + offset
+                                                  : (uint64_t)(uintptr_t)a.q;
+    };
+    uint64_t page = page_of(0);
+    auto stage = [&](uint32_t n) {
+        if (n < n_blocks)
+            stage_item(staged + n % 2 * STAGED_BYTES, page, (int)tile.key_end - (int)(last - n * BLOCK_KEYS),
+                thread, a.layout);
+        copy_commit();
+        page = page_of(n + 1);
+    };
+    stage(0);
+    for (uint32_t n = 0; n < n_blocks; n++) {
+        const uint32_t at = n % N, parity = n / N % 2;
+        copy_wait<0>();
+        named_sync(BARRIER_COPY + is_v, GROUP);
+        stage(n + 1);
+        barrier_wait(empty + at * 8, parity ^ 1);
+        widen_item(slots + at * ITEM_BYTES, staged + n % 2 * STAGED_BYTES,
+            (int)tile.key_end - (int)(last - n * BLOCK_KEYS), thread);
+        fence_async();
+        barrier_arrive(full + at * 8);
+    }
 }
 
 /* ---- The computing warpgroups -------------------------------------------------------------------------------- */
@@ -456,31 +576,33 @@ static __device__ __forceinline__ void wait_values(rows &r, const shared_map &m,
     barrier_wait(m.full_v + at.slot * 8, at.phase);
 }
 
-static __device__ __forceinline__ void release(uint32_t empty, uint32_t lane)
+/* @turn: as in step(); a warpgroup alone arrives for the other too. */
+static __device__ __forceinline__ void release(uint32_t empty, uint32_t turn, uint32_t lane)
 {
     if (lane == 0)
-        barrier_arrive(empty);
+        barrier_arrive(empty, 2 * GROUP / turn);
 }
 
-/* Block i > 0: its scores and softmax, and the output of block i - 1 (whose place is @before, and whose V is there). */
+/* Block i > 0: its scores and softmax, and the output of block i - 1 (whose place is @before, and whose V is there). @turn:
+ * threads that take turns: 2 * GROUP, or GROUP when the warpgroup is alone; its turn barriers are then complete at once. */
 template <bool MASKED>
 static __device__ __forceinline__ void step(rows &r, const shared_map &m, uint64_t q, uint64_t k, uint64_t v,
-    cursor at, cursor before, int first, uint32_t group, uint32_t lane)
+    cursor at, cursor before, int first, uint32_t turn, uint32_t group, uint32_t lane)
 {
     barrier_wait(m.full_k + at.slot * 8, at.phase);
-    named_sync(BARRIER_TURN + group, 2 * GROUP);
+    named_sync(BARRIER_TURN + group, turn);
     issue_scores(r, q, k + at.slot * (ITEM_BYTES >> 4));
     issue_output(r, v + before.slot * (ITEM_BYTES >> 4));
-    named_arrive(BARRIER_TURN + (group ^ 1), 2 * GROUP);
+    named_arrive(BARRIER_TURN + (group ^ 1), turn);
     wgmma_wait<1>();
     pin(r.s);
-    release(m.empty_k + at.slot * 8, lane);
+    release(m.empty_k + at.slot * 8, turn, lane);
     soften<MASKED>(r, first, lane);
     wait_values(r, m, at);
     wgmma_wait<0>();
     pin(r.o);
     pin(r.p);
-    release(m.empty_v + before.slot * 8, lane);
+    release(m.empty_v + before.slot * 8, turn, lane);
     pack_p(r);
 #pragma unroll
     for (int i = 0; i < 64; i++)
@@ -569,12 +691,13 @@ static __device__ __forceinline__ void store_state(const qkc_attend_prefill_args
 }
 
 /* @position: of the tile's first row. */
-template <bool RANGE>
+template <bool RANGE, bool I8>
 static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_tile &tile, bool resumes,
     const shared_map &m, uint32_t kv_head, uint32_t n_q, uint32_t position, uint32_t n_blocks, uint32_t group,
     uint32_t thread)
 {
     const uint32_t lane = thread % 32, row = group * 64 + thread / 32 * 16 + lane / 4;
+    const uint32_t turn = tile.n_rows * n_q <= TILE_ROWS / 2 ? GROUP : 2 * GROUP;
     rows r;
 #pragma unroll
     for (int i = 0; i < 64; i++)
@@ -595,14 +718,14 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
     const uint64_t k = descriptor(m.k, 16);
     const uint64_t v = descriptor(m.v, HALF_BYTES);
     if (group == 0)
-        named_arrive(BARRIER_TURN, 2 * GROUP);
+        named_arrive(BARRIER_TURN, turn);
 
     cursor at = {0, 0}, before;
     barrier_wait(m.full_k, 0);
     issue_scores(r, q, k);
     wgmma_wait<0>();
     pin(r.s);
-    release(m.empty_k, lane);
+    release(m.empty_k, turn, lane);
     int block = (int)n_blocks - 1;
     soften<true>(r, block * (int)BLOCK_KEYS, lane);
     wait_values(r, m, at);
@@ -614,16 +737,16 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
     }
     for (block--; block >= (int)n_whole; block--) {
         before = at;
-        at = next(at);
-        step<true>(r, m, q, k, v, at, before, block * (int)BLOCK_KEYS, group, lane);
+        at = next<place<I8>::N_STAGES>(at);
+        step<true>(r, m, q, k, v, at, before, block * (int)BLOCK_KEYS, turn, group, lane);
     }
     for (; block >= 0; block--) {
         before = at;
-        at = next(at);
-        step<false>(r, m, q, k, v, at, before, block * (int)BLOCK_KEYS, group, lane);
+        at = next<place<I8>::N_STAGES>(at);
+        step<false>(r, m, q, k, v, at, before, block * (int)BLOCK_KEYS, turn, group, lane);
     }
     if (group == 0)
-        named_sync(BARRIER_TURN, 2 * GROUP);
+        named_sync(BARRIER_TURN, turn);
     issue_output(r, v + at.slot * (ITEM_BYTES >> 4));
     wgmma_wait<0>();
     pin(r.o);
@@ -640,16 +763,16 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
 
 /* ---- The kernel ---------------------------------------------------------------------------------------------- */
 
-/* Grid: x the tiles, y the kv heads. RANGE: of each tile the keys in the launch's range. */
-template <bool RANGE>
-static __global__ void __launch_bounds__(N_THREADS, 1)
+/* Grid: x the tiles, y the kv heads. RANGE: of each tile the keys in the launch's range. I8: the pages are int8. */
+template <bool RANGE, bool I8>
+static __global__ void __launch_bounds__(place<I8>::N_THREADS, 1)
     attend_prefill_hopper(const __grid_constant__ qkc_attend_prefill_args a)
 {
     extern __shared__ uint8_t shared[];
     const uint32_t base = ((uint32_t)__cvta_generic_to_shared(shared) + 1023u) & ~1023u;
-    const shared_map m = map_shared(base);
+    const shared_map m = map_shared<I8>(base);
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < N_STAGES; i++) {
+        for (uint32_t i = 0; i < place<I8>::N_STAGES; i++) {
             barrier_init(m.full_k + i * 8, GROUP);
             barrier_init(m.full_v + i * 8, GROUP);
             barrier_init(m.empty_k + i * 8, 8);
@@ -678,13 +801,17 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
     /* A tile without keys runs one block that is masked whole. */
     const uint32_t n_blocks = n_keys > 0 ? (n_keys + BLOCK_KEYS - 1) / BLOCK_KEYS : 1;
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0), thread = threadIdx.x % GROUP;
-    if (warpgroup == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
-        copy_blocks(a, tile, m, a.plan.pages + seq->page_begin, kv_head, n_blocks, thread);
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
+    if (warpgroup % 3 == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS(I8)));
+        if (I8)
+            widen_blocks(
+                a, tile, m, a.plan.pages + seq->page_begin, kv_head, n_blocks, warpgroup == 3, thread);
+        else
+            copy_blocks(a, tile, m, a.plan.pages + seq->page_begin, kv_head, n_blocks, thread);
+    } else if (warpgroup == 1 || tile.n_rows * n_q > TILE_ROWS / 2) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS(I8)));
         const uint32_t position = seq->start + (tile.row - seq->row_begin);
-        compute_rows<RANGE>(a, tile, resumes, m, kv_head, n_q, position, n_blocks, warpgroup - 1, thread);
+        compute_rows<RANGE, I8>(a, tile, resumes, m, kv_head, n_q, position, n_blocks, warpgroup - 1, thread);
     }
 }
 
@@ -715,11 +842,15 @@ cudaError_t qkc_attend_prefill_hopper_init(void)
         code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (code != cudaSuccess || major != 9 || minor != 0)
         return code;
-    code = cudaFuncSetAttribute(
-        attend_prefill_hopper<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
-    return code != cudaSuccess ? code
-                               : cudaFuncSetAttribute(attend_prefill_hopper<true>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
+    code = cudaFuncSetAttribute(attend_prefill_hopper<false, false>,
+        cudaFuncAttributeMaxDynamicSharedMemorySize, place<false>::BYTES);
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(attend_prefill_hopper<true, false>,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, place<false>::BYTES);
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(attend_prefill_hopper<false, true>,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, place<true>::BYTES);
+    return code;
 }
 
 /* The tiles alone; their parts are merged by the caller. */
@@ -729,7 +860,11 @@ cudaError_t qkc_attend_prefill_hopper(
     const dim3 grid(args->n_tiles, args->n_kv_heads);
     if (args->n_tiles == 0)
         return cudaSuccess;
-    if (in_range)
-        return qkc_start(launch, attend_prefill_hopper<true>, grid, dim3(N_THREADS), SMEM_BYTES, *args);
-    return qkc_start(launch, attend_prefill_hopper<false>, grid, dim3(N_THREADS), SMEM_BYTES, *args);
+    if (args->layout.dtype == QK_I8)
+        return in_range ? cudaErrorInvalidValue
+                        : qkc_start(launch, attend_prefill_hopper<false, true>, grid,
+                              dim3(place<true>::N_THREADS), place<true>::BYTES, *args);
+    return qkc_start(launch,
+        in_range ? attend_prefill_hopper<true, false> : attend_prefill_hopper<false, false>, grid,
+        dim3(place<false>::N_THREADS), place<false>::BYTES, *args);
 }

@@ -13,7 +13,8 @@
  *  1. K and V blocks are items K0 V0 K1 V1 .. (blocks numbered as they are processed) in a ring of three slots; each
  *     item is one cp.async group, empty past the end. The half step that uses item n first waits until one group at most
  *     is outstanding: n + 2 have been committed, so n has landed. Then a barrier: n has landed for everyone, and nobody uses
- *     item n - 1 any more, whose slot item n + 2 gets. Q travels with K0.
+ *     item n - 1 any more, whose slot item n + 2 gets. Q travels with K0. Items of int8 pages land in two places of their own;
+ *     behind the barrier all threads write item n as bf16 to its slot, there is a second barrier, and n + 2 sets out.
  *  2. Keys at key_end and beyond are never read: their places are zero-filled, and masked. So what lies in memory there
  *     cannot reach the result (0 * NaN). A row that sees no key of the tile gets zeros and lse -inf; the places of rows that
  *     do not exist are zeros and are not written.
@@ -31,8 +32,10 @@
  * 128 * 64 * 4 * 128 = 4.2 MFLOP, 2.8 TB/s out of L2 at that rate. Shared memory (wide): 40 KB of fragments a warp and 32 KB
  * of copies a block for those 4.2 MFLOP, 1,536 cycles at 128 bytes each: 630 TFLOP/s. */
 #include "kernels/cuda/cuda-ops.h"
+#include "kernels/cuda/kv-int8.h"
 #include <algorithm>
 #include <math.h>
+#include <string.h>
 
 #define TILE_ROWS  128 /* packed rows of a block */
 #define BLOCK_KEYS 64
@@ -108,7 +111,11 @@ template <int DIM, int M> struct form {
     static constexpr int ROW_BYTES = DIM * 2;
     static constexpr int PIECES = DIM / 8; /* of 16 bytes in a row */
     static constexpr int SLOT_BYTES = BLOCK_KEYS * ROW_BYTES;
-    static constexpr int SMEM_BYTES = TILE_ROWS * ROW_BYTES + N_SLOTS * SLOT_BYTES;
+    static constexpr int STAGED_BYTES = BLOCK_KEYS * (DIM + 2); /* of int8: numbers, then scales */
+    static constexpr int bytes(bool i8)
+    {
+        return TILE_ROWS * ROW_BYTES + (i8 ? 2 * (SLOT_BYTES + STAGED_BYTES) : N_SLOTS * SLOT_BYTES);
+    }
 };
 
 /* One thread's share of 16 * M rows: of each group of 16 two rows, 8 apart. */
@@ -136,6 +143,47 @@ static __device__ __forceinline__ void copy_block(
         const uint64_t base = __shfl_sync(0xffffffffu, page, index) + from;
         const uint32_t within = i * STEP % QK_PAGE_TOKENS * token_stride;
         copy_16(to + i * STEP * f::ROW_BYTES, base + within, (int)(row + i * STEP) < n_valid);
+    }
+}
+
+/* The same of int8 pages, as the bytes lie there: the 16-byte piece c of row r at place c ^ (r & 7), of 64 dims at place
+ * c ^ (r / 2 & 3), the scales behind all rows. */
+template <int DIM, int M>
+static __device__ __forceinline__ void stage_block(
+    uint32_t to, uint64_t page, int n_valid, uint32_t thread, const qk_kv_layout &layout)
+{
+    constexpr int PIECES = DIM / 16, STEP = form<DIM, M>::N_THREADS / PIECES; /* rows a pass: 16, 32 or 64 */
+    const uint32_t piece = thread % PIECES;
+#pragma unroll
+    for (int i = 0; i < BLOCK_KEYS / STEP; i++) {
+        const uint32_t row = i * STEP + thread / PIECES;
+        const uint64_t base = __shfl_sync(0xffffffffu, page, row / QK_PAGE_TOKENS);
+        const uint32_t at = piece ^ (DIM == 128 ? row & 7 : row / 2 & 3);
+        copy_16(to + row * DIM + (at << 4), base + row % QK_PAGE_TOKENS * layout.token_stride + piece * 16,
+            (int)row < n_valid);
+    }
+    const uint64_t scales = __shfl_sync(0xffffffffu, page, thread / 2 % 4) + layout.scale_offset;
+    if (thread < BLOCK_KEYS / 8) /* 8 scales each */
+        copy_16(to + BLOCK_KEYS * DIM + thread * 16, scales + thread % 2 * 16, (int)(thread * 8) < n_valid);
+}
+
+/* A staged block as bf16 to its slot. Rows from @n_valid on become zeros, whatever their scales are. */
+template <int DIM, int M>
+static __device__ __forceinline__ void widen_block(
+    uint8_t *slot, const uint8_t *staged, int n_valid, uint32_t thread)
+{
+    using f = form<DIM, M>;
+    constexpr int N = DIM / 16 * BLOCK_KEYS / f::N_THREADS; /* pieces of a thread */
+    const uint32_t row = thread % BLOCK_KEYS, first = thread / BLOCK_KEYS * N;
+    const float s = qkc_i8_float(*(const uint16_t *)&staged[BLOCK_KEYS * DIM + 2 * row]);
+    const float scale = (int)row < n_valid ? s : 0.0f;
+#pragma unroll
+    for (uint32_t p = first; p < first + N; p++) {
+        const uint32_t at = p ^ (DIM == 128 ? row & 7 : row / 2 & 3);
+        uint4 low, high;
+        qkc_i8_to_bf16(*(const uint4 *)&staged[row * DIM + (at << 4)], scale, &low, &high);
+        *(uint4 *)&slot[row * f::ROW_BYTES + ((2 * p ^ (row & 7)) << 4)] = low;
+        *(uint4 *)&slot[row * f::ROW_BYTES + ((2 * p + 1 ^ (row & 7)) << 4)] = high;
     }
 }
 
@@ -391,8 +439,9 @@ static __device__ __forceinline__ void move_state(const qkc_attend_prefill_args 
 }
 
 /* Grid: tile by tile, the kv heads of each, so that the longest of all heads start first. RANGE: of each tile the keys in
- * the launch's range. */
-template <int DIM, int M, bool RANGE>
+ * the launch's range. I8: the pages are int8; items n have two places of bytes and two slots, both at n % 2, and n + 2 sets
+ * out when n has been widened. */
+template <int DIM, int M, bool RANGE, bool I8>
 static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::BLOCKS_AN_SM)
     attend_prefill(const __grid_constant__ qkc_attend_prefill_args a, float scale, float scale_log2)
 {
@@ -428,7 +477,7 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
 
     const uint32_t q_base = (uint32_t)__cvta_generic_to_shared(shared);
     uint32_t k_slot = q_base + TILE_ROWS * f::ROW_BYTES, v_slot = k_slot + f::SLOT_BYTES,
-             free_slot = v_slot + f::SLOT_BYTES;
+             free_slot = v_slot + f::SLOT_BYTES; /* I8: where bytes are staged */
     /* This lane's ldmatrix addresses: of 16 rows (Q, V), and of two groups of 8 rows, two pieces each (K). */
     const uint32_t at_rows = lane % 16 * f::ROW_BYTES + (((lane / 16) ^ (lane & 7)) << 4);
     const uint32_t at_keys = (lane % 8 + lane / 16 * 8) * f::ROW_BYTES + (((lane / 8 & 1) ^ (lane & 7)) << 4);
@@ -440,15 +489,23 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
         return block >= 0 && key < key_end ? pages[key / QK_PAGE_TOKENS] + offset : (uint64_t)(uintptr_t)a.q;
     };
     auto copy = [&](uint32_t slot, uint64_t page, int block) {
-        if (block >= 0)
+        if (block >= 0 && I8)
+            stage_block<DIM, M>(slot, page, n_keys - block * BLOCK_KEYS, thread, a.layout);
+        else if (block >= 0)
             copy_block<DIM, M>(slot, page, n_keys - block * BLOCK_KEYS, thread, a.layout.token_stride);
         copy_commit();
+    };
+    const uint32_t staged_k = free_slot, staged_v = free_slot + f::STAGED_BYTES;
+    auto widen = [&](uint32_t slot, uint32_t staged, int block) {
+        widen_block<DIM, M>(
+            shared + (slot - q_base), shared + (staged - q_base), n_keys - block * BLOCK_KEYS, thread);
+        __syncthreads();
     };
 
     uint64_t page = page_of(n_blocks - 1);
     copy_q<DIM, M>(a, tile, q_base, kv_head, n_q, thread);
-    copy(k_slot, page, n_blocks - 1);
-    copy(v_slot, page + a.layout.v_offset, n_blocks - 1);
+    copy(I8 ? staged_k : k_slot, page, n_blocks - 1);
+    copy(I8 ? staged_v : v_slot, page + a.layout.v_offset, n_blocks - 1);
     page = page_of(n_blocks - 2);
 
     rows<DIM, M> r;
@@ -478,7 +535,9 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
     for (int block = n_blocks - 1; block >= 0; block--) {
         copy_wait<1>();
         __syncthreads();
-        copy(free_slot, page, block - 1);
+        if (I8)
+            widen(k_slot, staged_k, block);
+        copy(I8 ? staged_k : free_slot, page, block - 1);
         if (has_rows) {
             compute_scores<DIM, M>(r, q_at, k_slot + at_keys);
             if (block >= n_whole)
@@ -488,10 +547,14 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
         }
         copy_wait<1>();
         __syncthreads();
-        copy(k_slot, page + a.layout.v_offset, block - 1);
+        if (I8)
+            widen(v_slot, staged_v, block);
+        copy(I8 ? staged_v : k_slot, page + a.layout.v_offset, block - 1);
         page = page_of(block - 2);
         if (has_rows)
             compute_output<DIM, M>(r, v_slot + at_rows);
+        if (I8)
+            continue;
         const uint32_t used = v_slot;
         v_slot = k_slot;
         k_slot = free_slot;
@@ -587,12 +650,14 @@ void qkc_attend_prefill_choose(qkc_prefill_form form)
 
 template <int DIM, int M> static cudaError_t raise_shared_memory(void)
 {
-    const int bytes = form<DIM, M>::SMEM_BYTES;
-    cudaError_t code = cudaFuncSetAttribute(
-        attend_prefill<DIM, M, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaError_t code = cudaFuncSetAttribute(attend_prefill<DIM, M, false, false>,
+        cudaFuncAttributeMaxDynamicSharedMemorySize, form<DIM, M>::bytes(false));
     if (code == cudaSuccess)
-        code = cudaFuncSetAttribute(
-            attend_prefill<DIM, M, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        code = cudaFuncSetAttribute(attend_prefill<DIM, M, true, false>,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, form<DIM, M>::bytes(false));
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(attend_prefill<DIM, M, false, true>,
+            cudaFuncAttributeMaxDynamicSharedMemorySize, form<DIM, M>::bytes(true));
     return code;
 }
 
@@ -619,9 +684,13 @@ template <int DIM, int M>
 static cudaError_t start_tiles(const qkc_launch *launch, const qkc_attend_prefill_args *args, bool in_range)
 {
     const double scale = 1.0 / sqrt((double)DIM);
-    return qkc_start(launch, in_range ? attend_prefill<DIM, M, true> : attend_prefill<DIM, M, false>,
-        dim3(args->n_tiles * args->n_kv_heads), dim3(form<DIM, M>::N_THREADS), form<DIM, M>::SMEM_BYTES,
-        *args, (float)scale, (float)(scale * M_LOG2E));
+    const bool i8 = args->layout.dtype == QK_I8;
+    return qkc_start(launch,
+        i8         ? attend_prefill<DIM, M, false, true>
+        : in_range ? attend_prefill<DIM, M, true, false>
+                   : attend_prefill<DIM, M, false, false>,
+        dim3(args->n_tiles * args->n_kv_heads), dim3(form<DIM, M>::N_THREADS), form<DIM, M>::bytes(i8), *args,
+        (float)scale, (float)(scale * M_LOG2E));
 }
 
 static bool takes_hopper(bool hopper, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
@@ -632,7 +701,16 @@ static bool takes_hopper(bool hopper, uint32_t n_heads, uint32_t n_kv_heads, uin
 static bool runs(const qkc_attend_prefill_args *args)
 {
     return (args->head_dim == 128 || args->head_dim == 64) && args->n_heads % args->n_kv_heads == 0 &&
-           args->n_heads / args->n_kv_heads <= TILE_ROWS;
+           args->n_heads / args->n_kv_heads <= TILE_ROWS &&
+           (args->layout.dtype != QK_I8 || qkc_attend_prefill_takes_int8(&args->layout));
+}
+
+bool qkc_attend_prefill_takes_int8(const qk_kv_layout *layout)
+{
+    return layout->dtype == QK_I8 && (layout->token_stride | layout->v_offset | layout->head_stride |
+                                         layout->layer_stride | layout->scale_offset) %
+                                             16 ==
+                                         0;
 }
 
 static cudaError_t start_all_tiles(
@@ -688,7 +766,8 @@ cudaError_t qkc_attend_prefill_range(const qkc_launch *launch, const qkc_attend_
     const qkc_round *tiles, uint32_t key_begin, uint32_t key_end)
 {
     qkc_attend_prefill_args a = args_of_round(args, tiles);
-    if (!runs(args) || args->state == NULL || key_begin >= key_end || key_begin % QK_SPAN_TOKENS != 0)
+    if (!runs(args) || args->layout.dtype == QK_I8 || args->state == NULL || key_begin >= key_end ||
+        key_begin % QK_SPAN_TOKENS != 0)
         return cudaErrorInvalidValue;
     if (a.n_tiles == 0)
         return cudaSuccess;
@@ -725,6 +804,12 @@ typedef struct {
     uint32_t n_slots; /* blocks that run at once: two an SM, of the Hopper kernel one */
 } cut_input;
 
+/* Half of a tile's warps have nothing to do: its blocks take about half the time. */
+static bool is_small(uint32_t n_rows, uint32_t tile_tokens)
+{
+    return 2 * n_rows <= tile_tokens;
+}
+
 static uint32_t n_spans_of(uint32_t n_keys)
 {
     return n_keys / QK_SPAN_TOKENS + (n_keys % QK_SPAN_TOKENS > 0);
@@ -750,26 +835,61 @@ static uint32_t parts_of(uint32_t n_spans, uint32_t n_parts, uint32_t n_keys)
     return n;
 }
 
+/* Blocks that take the same time, or slots that become free at the same time. */
+typedef struct {
+    double time;
+    uint32_t n;
+} timed;
+#define TIMES_MAX 64u
+
+/* Adds @n with @time to a list in ascending order. When there is no room for another time they get the next shorter one. */
+static void add_timed(timed *list, uint32_t *n_list, double time, uint32_t n)
+{
+    uint32_t i = *n_list;
+    while (i > 0 && list[i - 1].time > time)
+        i--;
+    if (i > 0 && (list[i - 1].time == time || *n_list == TIMES_MAX)) {
+        list[i - 1].n += n;
+    } else if (*n_list == TIMES_MAX) {
+        list[0].n += n;
+    } else {
+        memmove(list + i + 1, list + i, (*n_list - i) * sizeof(*list));
+        list[i] = {time, n};
+        (*n_list)++;
+    }
+}
+
 /* Spans of time until all tiles of the sequence are done, when its keys are cut in @n_parts: blocks are handed out
- * longest first, so the end is when the work is shared evenly, a last incomplete round of the shortest apart. */
+ * longest first, each to the slot that is free first. */
 static double estimate(const cut_input *in, uint32_t n_parts)
 {
     const uint32_t n_tiles = (in->n_rows + in->tile_tokens - 1) / in->tile_tokens;
     const uint32_t n_spans = n_spans_of(in->start + in->n_rows);
-    double work = 0, longest = 0, shortest = INFINITY, n_blocks = 0;
+    timed blocks[TIMES_MAX], slots[TIMES_MAX];
+    uint32_t n_blocks = 0, n_slots = 0;
     for (uint32_t t = 0; t < n_tiles; t++) {
         const uint32_t n_keys = tile_keys(in, t);
+        const double share = is_small(in->n_rows - t * in->tile_tokens, in->tile_tokens) ? 0.5 : 1.0;
         for (uint32_t p = 0; p < n_parts && part_begin(n_spans, n_parts, p) < n_keys; p++) {
             const uint32_t end = std::min(part_begin(n_spans, n_parts, p + 1), n_keys);
-            const double time = (end - part_begin(n_spans, n_parts, p)) / (double)QK_SPAN_TOKENS + BLOCK_COST;
-            longest = std::max(longest, time);
-            shortest = std::min(shortest, time);
-            work += time * in->n_kv_heads;
-            n_blocks += in->n_kv_heads;
+            const uint32_t n = n_spans_of(end - part_begin(n_spans, n_parts, p));
+            add_timed(blocks, &n_blocks, n * share + BLOCK_COST, in->n_kv_heads);
         }
     }
-    const double waves = n_blocks / in->n_slots;
-    double time = std::max(longest, work / in->n_slots + (ceil(waves) - waves) * shortest);
+    add_timed(slots, &n_slots, 0, in->n_slots);
+    while (n_blocks > 0) {
+        timed *block = &blocks[n_blocks - 1];
+        const double time = slots[0].time + block->time;
+        const uint32_t n = std::min(block->n, slots[0].n);
+        block->n -= n;
+        slots[0].n -= n;
+        if (block->n == 0)
+            n_blocks--;
+        if (slots[0].n == 0)
+            memmove(slots, slots + 1, --n_slots * sizeof(*slots));
+        add_timed(slots, &n_slots, time, n);
+    }
+    double time = slots[n_slots - 1].time;
     if (n_parts > 1)
         time += MERGE_COST + PART_COST * in->n_rows * n_parts * in->n_heads * in->head_dim;
     return time;
@@ -839,15 +959,18 @@ static uint32_t list_tiles(const cut_input *in, const qk_seq *seq, uint32_t inde
     return n_part_rows;
 }
 
-static void end_round(qkc_tile *tiles, qkc_tiling *out)
+static void end_round(uint32_t tile_tokens, qkc_tile *tiles, qkc_tiling *out)
 {
     qkc_round *round = &out->rounds[out->n_rounds];
     round->n_tiles = out->n_tiles - round->tile;
     round->n_merges = out->n_merges - round->merge;
     if (round->n_tiles == 0)
         return;
-    std::sort(tiles + round->tile, tiles + out->n_tiles, [](const qkc_tile &a, const qkc_tile &b) {
-        const uint32_t n = a.key_end - a.key_begin, m = b.key_end - b.key_begin;
+    const auto duration = [=](const qkc_tile &t) {
+        return (uint64_t)(t.key_end - t.key_begin) * (is_small(t.n_rows, tile_tokens) ? 1 : 2);
+    };
+    std::sort(tiles + round->tile, tiles + out->n_tiles, [=](const qkc_tile &a, const qkc_tile &b) {
+        const uint64_t n = duration(a), m = duration(b);
         return n != m ? n > m : a.row != b.row ? a.row < b.row : a.part < b.part;
     });
     out->n_rounds++;
@@ -881,7 +1004,7 @@ void qkc_cut_other_tiles(const qk_plan *plan, const bool *leave_out, uint32_t n_
         uint32_t n_parts = cut_sequence(&in, part_rows_max);
         if (n_parts > 1 && n_parts * in.n_rows > part_rows_max - n_used) {
             if (out->n_rounds + 1 < QKC_ROUNDS_MAX) {
-                end_round(tiles, out);
+                end_round(in.tile_tokens, tiles, out);
                 out->rounds[out->n_rounds] = {out->n_tiles, 0, out->n_merges, 0};
                 n_used = 0;
             } else {
@@ -891,7 +1014,7 @@ void qkc_cut_other_tiles(const qk_plan *plan, const bool *leave_out, uint32_t n_
         n_used += list_tiles(&in, seq, i, n_parts, n_used, tiles, merges, out);
         out->n_part_rows = std::max(out->n_part_rows, n_used);
     }
-    end_round(tiles, out);
+    end_round(in.tile_tokens, tiles, out);
 }
 
 void qkc_cut_tiles(const qk_plan *plan, uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim, bool hopper,
@@ -913,7 +1036,7 @@ uint32_t qkc_cut_sequence_tiles(const qk_plan *plan, uint32_t seq, uint32_t n_he
     t.rounds[0] = {};
     const uint32_t n_parts = cut_sequence(&in, part_rows_max);
     list_tiles(&in, &plan->seqs[seq], seq, n_parts, 0, tiles + first->tile, merges + first->merge, &t);
-    end_round(tiles + first->tile, &t);
+    end_round(in.tile_tokens, tiles + first->tile, &t);
     first->n_tiles = t.n_tiles;
     first->n_merges = t.n_merges;
     return n_parts;

@@ -199,7 +199,8 @@ typedef struct {
 typedef struct qkc_gemm qkc_gemm;
 qk_status qkc_gemm_new(qkc_backend *backend, qkc_gemm **out); /* opens cublasLt */
 void qkc_gemm_free(qkc_gemm *gemm);
-#define QKC_GEMM_ROWS_UNIT       64u /* n_rows are rounded up to a multiple of this: so many algorithms are kept */
+#define QKC_GEMM_ROWS_UNIT                                                                                   \
+    64u /* n_rows are rounded up, at most to a multiple of this: x and y have room for that */
 #define QKC_GEMM_WORKSPACE_BYTES (32u << 20)
 /* Chooses the algorithm for every row count up to @rows_max, so that qkc_gemm_run() asks for none. */
 qk_status qkc_gemm_prepare(

@@ -6,7 +6,7 @@
  * matrix [n_in, n_out], transposed, and x as the column matrix [n_in, n_rows], as it is.
  *
  * Invariants
- *  1. Row counts are rounded up to QKC_GEMM_ROWS_UNIT, and a kind of product (n_out, n_in, type, add) has one algorithm
+ *  1. Row counts are rounded up, by less than QKC_GEMM_ROWS_UNIT, and a kind of product (n_out, n_in, type, add) has one algorithm
  *     for each rounded count, chosen by cublasLt's heuristic in qkc_gemm_prepare(). So qkc_gemm_run() asks for nothing
  *     and allocates nothing, and the same shape is always computed by the same algorithm.
  *  2. The rows between n_rows and the rounded count are read and written: x and y must have room for them. What they
@@ -20,8 +20,8 @@
  * GFLOP, 0.52 ms at 790 TFLOP/s (H200), 18.8 ms for 36 layers. Below about 190 rows reading the weights is the floor:
  * 202 MB a layer, 48 us at 4.2 TB/s.
  *
- * Choosing costs one heuristic query (tens of microseconds) a kind and rounded count: 32 of each kind for 2,048 rows,
- * 128 for 8,192. Engine thread. */
+ * Choosing costs one heuristic query (tens of microseconds) a kind and rounded count: 41 of each kind for 2,048 rows,
+ * 137 for 8,192. Engine thread. */
 #include "kernels/cuda/cuda-backend.h"
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -59,7 +59,7 @@ typedef struct {
     bool add;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w;
-    entry *entries; /* [n_entries]: number i is for (i + 1) * QKC_GEMM_ROWS_UNIT rows */
+    entry *entries; /* [n_entries]: number i is for rows_of(i) rows */
     uint32_t n_entries;
 } kind;
 
@@ -216,9 +216,25 @@ void qkc_gemm_free(qkc_gemm *self)
 
 /* ---- Choosing ------------------------------------------------------------------------------------------------ */
 
-static uint32_t n_units(uint32_t n_rows)
+/* Row counts that have algorithms: 64; from there on every 16 rows up to 256, where a product takes longer by steps of its
+ * tiles' width (an H200, a layer of the reference model: 78 us for 128 rows, 93 for 192); then every 64. */
+#define FINE_ROWS  16u
+#define FINE_END   256u
+#define FINE_COUNT ((FINE_END - QKC_GEMM_ROWS_UNIT) / FINE_ROWS)
+
+static uint32_t rows_of(uint32_t index)
 {
-    return n_rows / QKC_GEMM_ROWS_UNIT + (n_rows % QKC_GEMM_ROWS_UNIT != 0);
+    return index <= FINE_COUNT ? QKC_GEMM_ROWS_UNIT + index * FINE_ROWS
+                               : FINE_END + (index - FINE_COUNT) * QKC_GEMM_ROWS_UNIT;
+}
+
+/* The entry for @n_rows > 0: the first with so many rows or more. */
+static uint32_t entry_of(uint32_t n_rows)
+{
+    if (n_rows <= QKC_GEMM_ROWS_UNIT)
+        return 0;
+    return n_rows <= FINE_END ? (n_rows - QKC_GEMM_ROWS_UNIT - 1) / FINE_ROWS + 1
+                              : (n_rows - FINE_END - 1) / QKC_GEMM_ROWS_UNIT + 1 + FINE_COUNT;
 }
 
 static kind *find_kind(qkc_gemm *self, uint32_t n_out, uint32_t n_in, qk_dtype y_dtype, bool add)
@@ -266,7 +282,7 @@ static qk_status add_kind(
 static cublasStatus_t fill_entry(qkc_gemm *self, kind *k, uint32_t index)
 {
     const cudaDataType_t y_type = k->y_dtype == QK_F32 ? CUDA_R_32F : CUDA_R_16BF;
-    const uint64_t n_rows = (uint64_t)(index + 1) * QKC_GEMM_ROWS_UNIT;
+    const uint64_t n_rows = rows_of(index);
     entry *e = &k->entries[index];
     cublasStatus_t status = self->fns.layout_create(&e->x, CUDA_R_16BF, k->n_in, n_rows, k->n_in);
     if (status == CUBLAS_STATUS_SUCCESS)
@@ -297,7 +313,7 @@ qk_status qkc_gemm_prepare(
         if (status != QK_OK)
             return status;
     }
-    const uint32_t n = n_units(rows_max);
+    const uint32_t n = rows_max > 0 ? entry_of(rows_max) + 1 : 0;
     if (n <= k->n_entries)
         return QK_OK;
     entry *entries = (entry *)realloc(k->entries, n * sizeof(*entries));
@@ -312,7 +328,7 @@ qk_status qkc_gemm_prepare(
                 self->fns.layout_destroy(entries[i].x);
             if (entries[i].y != NULL)
                 self->fns.layout_destroy(entries[i].y);
-            return fail(self, status, "no algorithm", (i + 1) * QKC_GEMM_ROWS_UNIT, k);
+            return fail(self, status, "no algorithm", rows_of(i), k);
         }
         k->n_entries = i + 1;
     }
@@ -329,7 +345,7 @@ static qk_status run_entry(qkc_gemm *self, cudaStream_t stream, void *workspace,
     cublasStatus_t status = self->fns.matmul(self->handle, k->desc, &one, args->w, k->w, args->x, e->x, &beta,
         args->y, e->y, args->y, e->y, &e->algo, workspace, QKC_GEMM_WORKSPACE_BYTES, stream);
     if (status != CUBLAS_STATUS_SUCCESS)
-        return fail(self, status, "a product", (index + 1) * QKC_GEMM_ROWS_UNIT, k);
+        return fail(self, status, "a product", rows_of(index), k);
     return QK_OK;
 }
 
@@ -338,18 +354,18 @@ qk_status qkc_gemm_run(qkc_gemm *self, cudaStream_t stream, void *workspace, con
     if (args->n_rows == 0)
         return QK_OK;
     const kind *k = find_kind(self, args->n_out, args->n_in, args->y_dtype, args->add);
-    const uint32_t n = n_units(args->n_rows);
-    if (k == NULL || n > k->n_entries)
+    const uint32_t index = entry_of(args->n_rows);
+    if (k == NULL || index >= k->n_entries)
         return qkc_fail(self->backend, QK_INVALID, cudaSuccess,
             "cublasLt: a product of %u rows [%u, %u], for which nothing was prepared", args->n_rows,
             args->n_out, args->n_in);
-    return run_entry(self, stream, workspace, args, k, n - 1);
+    return run_entry(self, stream, workspace, args, k, index);
 }
 
 qk_status qkc_gemm_warm(qkc_gemm *self, cudaStream_t stream, void *workspace, const qkc_gemm_args *args)
 {
     const kind *k = find_kind(self, args->n_out, args->n_in, args->y_dtype, args->add);
-    const uint32_t n = n_units(args->n_rows);
+    const uint32_t n = args->n_rows > 0 ? entry_of(args->n_rows) + 1 : 0;
     qk_status status = QK_OK;
     for (uint32_t i = 0; k != NULL && i < n && i < k->n_entries && status == QK_OK; i++)
         if (k->entries[i].is_first)

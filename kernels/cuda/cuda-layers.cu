@@ -627,8 +627,8 @@ static bool widen_others(way *w, const qkc_launch *launch)
     return widen(w, launch, first, n, n_before);
 }
 
-/* Sequences with pages in host memory, range by range as these arrive, and those with int8 pages, which are attended to
- * in copies. The launches are not programmatic: events stand between them. */
+/* Sequences with pages in host memory, range by range as these arrive, and in steps of many rows those with int8 pages,
+ * which are attended to in copies. The launches are not programmatic: events stand between them. */
 static bool attend_ranges(way *w, const qkc_attend_prefill_args *a)
 {
     const qkc_stream *stream = &w->step->stream;

@@ -348,7 +348,7 @@ typedef struct {
     qkc_bf16 *out_bf16; /* [rows, q_dim], or NULL */
     float *out_f32;     /* [rows, q_dim], or NULL; exactly one is set */
     uint32_t n_heads, n_kv_heads, head_dim, layer;
-    qk_kv_layout layout; /* bf16 */
+    qk_kv_layout layout; /* bf16; int8 where qkc_attend_prefill_takes_int8(), see there */
     qkc_plan plan;
     const qkc_tile *tiles; /* device: in each round the longest first */
     uint32_t n_tiles;      /* set by qkc_attend_prefill(): of this round */
@@ -396,6 +396,11 @@ void qkc_cut_other_tiles(const qk_plan *plan, const bool *leave_out, uint32_t n_
  * args->merges are the whole arrays. */
 cudaError_t qkc_attend_prefill(
     const qkc_launch *launch, const qkc_attend_prefill_args *args, const qkc_tiling *tiling);
+
+/* Whether qkc_attend_prefill() takes pages of this int8 layout: parts that begin at multiples of 16 bytes. Its result has the
+ * bits of that over qkc_dequantise()'s copies: the same numbers are made in shared memory, anew for each tile. So it is for
+ * few rows over many keys. Ranges of keys are for bf16 alone. */
+bool qkc_attend_prefill_takes_int8(const qk_kv_layout *layout);
 
 /* The same for one sequence, in several launches over ranges of its keys: for keys that pass through a ring. The ranges
  * are given from the last keys to the first, without gaps, each beginning at a multiple of QK_SPAN_TOKENS. A tile goes on

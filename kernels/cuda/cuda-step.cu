@@ -1025,6 +1025,16 @@ static qk_status fail_outside(const qkc_step *step, bool decode)
         step->plan.n_rows, step->plan.n_seqs, ctx->decode_max);
 }
 
+/* Whether the attention of any rows is to int8 pages' copies: from so many rows on, for below that the kernel that reads
+ * int8 pages is faster although each of its tiles makes the numbers anew (the bits are the same). With host pages to be
+ * streamed there are copies in any case. */
+#define WIDENED_ROWS 513u
+static bool is_widened(const qkc_context *ctx, const qk_plan *plan)
+{
+    const qk_kv_layout *layout = qkc_layout_of(ctx, plan->kv_class);
+    return layout->dtype == QK_I8 && (plan->n_rows >= WIDENED_ROWS || !qkc_attend_prefill_takes_int8(layout));
+}
+
 qk_status qkc_step_submit(qk_step *base)
 {
     qkc_step *step = (qkc_step *)base;
@@ -1042,8 +1052,7 @@ qk_status qkc_step_submit(qk_step *base)
         return status;
     const bool reads_host = plan->host_path == QK_HOST_READ || n_scored_max > 0;
     const bool takes_host = any_host && !(single && reads_host);
-    const bool widened = !decode && qkc_layout_of(ctx, plan->kv_class)->dtype == QK_I8;
-    const bool streamed = takes_host || widened;
+    const bool streamed = takes_host || (!decode && is_widened(ctx, plan));
     const bool outside = qkc_partial_is_needed(step);
     if (outside && (!decode || streamed))
         return fail_outside(step, decode);

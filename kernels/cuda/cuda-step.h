@@ -58,8 +58,8 @@ typedef struct {
     cudaEvent_t begun, copied[QKC_RING_PARTS_MAX], used[QKC_RING_PARTS_MAX];
 } qkc_ring;
 
-/* Of a context with int8 pages: bf16 copies of some of one sequence's pages of one layer, made before each launch of the
- * attention of any rows, which reads bf16. Small enough to stay in the L2 cache. Device memory. */
+/* Of a context with int8 pages: bf16 copies of some of one sequence's pages of one layer, made before a launch of the
+ * attention of many rows, or of any to pages out of the ring. Small enough to stay in the L2 cache. Device memory. */
 #define QKC_WIDENED_PAGES 512u
 typedef struct {
     char *memory;        /* [n_pages, layout.layer_stride] */
@@ -69,7 +69,7 @@ typedef struct {
 } qkc_widened;
 
 /* How a step's plan is attended to in several launches, the same in every layer: sequences whose host pages go through the
- * ring, and, other than in decode steps, all with int8 pages. Pinned host memory, there when the context has a ring or
+ * ring, and, in steps of many rows, all with int8 pages. Pinned host memory, there when the context has a ring or
  * int8 pages. */
 typedef struct {
     bool is_decode, overlaps;

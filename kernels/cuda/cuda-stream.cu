@@ -8,7 +8,7 @@
  * before. The plan's page table on the device gets, once a layer, the places in the ring, less where the layer lies in a
  * page: so kernels find a slice where they would find it in the page.
  *
- * Kernels of any rows attend to bf16 copies of int8 pages (qkc_widened). Sequences without host pages whose copies fit
+ * A streamed step that is no decode step attends to bf16 copies of int8 pages (qkc_widened). Sequences without host pages whose copies fit
  * together are attended to in one launch, as others are; all others are dealt, in groups that also fit, and each launch
  * has another before it that makes the copies, from the ring or from the pages.
  *

@@ -1,4 +1,4 @@
-/* kv-int8.cu: int8 pages as bf16 ones, for attention kernels that read bf16.
+/* kv-int8.cu: int8 pages as bf16 ones, for many rows, whose tiles share them, and for ranges of keys.
  *
  * A value q * s, which float32 holds exactly, is rounded to bf16: a relative error of at most 2^-9, which the decode
  * attention, computing with q and s, does not have. It depends on the page's bytes alone, so that what is computed from
@@ -10,26 +10,6 @@
 #include "kernels/cuda/kv-int8.h"
 
 #define THREADS 256u
-
-/* 16 numbers times their scale. */
-static __device__ __forceinline__ void widen16(uint4 *to, uint4 from, float scale)
-{
-    const uint32_t word[4] = {from.x, from.y, from.z, from.w};
-    uint32_t out[8];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t even, odd;
-        qkc_i8_widen(word[i], &even, &odd);
-        const __nv_bfloat162 low =
-            __floats2bfloat162_rn(__uint_as_float(even << 16) * scale, __uint_as_float(odd << 16) * scale);
-        const __nv_bfloat162 high = __floats2bfloat162_rn(
-            __uint_as_float(even & 0xffff0000u) * scale, __uint_as_float(odd & 0xffff0000u) * scale);
-        out[2 * i] = *reinterpret_cast<const uint32_t *>(&low);
-        out[2 * i + 1] = *reinterpret_cast<const uint32_t *>(&high);
-    }
-    __stcg(to, make_uint4(out[0], out[1], out[2], out[3]));
-    __stcg(to + 1, make_uint4(out[4], out[5], out[6], out[7]));
-}
 
 /* D threads have a page's keys and values of one head: each has 16 dimensions of one token of both. */
 template <uint32_t D>
@@ -60,8 +40,12 @@ static __global__ void __launch_bounds__(THREADS)
         scale[v] = __ldcg((const uint16_t *)(side + a.layout.scale_offset) + token);
     }
 #pragma unroll
-    for (int v = 0; v < 2; v++)
-        widen16((uint4 *)(to + (v ? a.to_layout.v_offset : 0)), q[v], qkc_i8_float(scale[v]));
+    for (int v = 0; v < 2; v++) {
+        uint4 low, high, *side = (uint4 *)(to + (v ? a.to_layout.v_offset : 0));
+        qkc_i8_to_bf16(q[v], qkc_i8_float(scale[v]), &low, &high);
+        __stcg(side, low);
+        __stcg(side + 1, high);
+    }
     if (head == 0 && thread == 0)
         a.to_pages[a.first_page + page] = (uint64_t)(uintptr_t)to_page;
 }

@@ -55,3 +55,27 @@ static __device__ __forceinline__ void qkc_i8_widen(uint32_t four, uint32_t *eve
     *even = part[0];
     *odd = part[1];
 }
+
+/* 16 numbers times their scale, rounded to bf16: what attention kernels that read bf16 see of int8 pages. With q + 128 in the
+ * second byte of a float whose ulp is 1/128, that float is 65,536 + 2 (q + 128) = 2 q + 65,792. Times s / 2, less 65,792 s / 2,
+ * which has 20 bits, that is q s, which has 18: a fused multiply-add gives it exactly. */
+static __device__ __forceinline__ void qkc_i8_to_bf16(uint4 from, float scale, uint4 *low, uint4 *high)
+{
+    const uint32_t word[4] = {from.x, from.y, from.z, from.w};
+    const float by = 0.5f * scale, less = -65792.0f * by;
+    uint32_t out[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t positive = word[i] ^ 0x80808080u; /* q + 128 */
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            x[j] = fmaf(__uint_as_float(__byte_perm(positive, 0x47800000u, 0x7604u | j << 4)), by, less);
+        const __nv_bfloat162 first = __floats2bfloat162_rn(x[0], x[1]),
+                             second = __floats2bfloat162_rn(x[2], x[3]);
+        out[2 * i] = *reinterpret_cast<const uint32_t *>(&first);
+        out[2 * i + 1] = *reinterpret_cast<const uint32_t *>(&second);
+    }
+    *low = make_uint4(out[0], out[1], out[2], out[3]);
+    *high = make_uint4(out[4], out[5], out[6], out[7]);
+}

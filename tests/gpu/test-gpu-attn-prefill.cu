@@ -9,6 +9,7 @@
 #include "tests/gpu/gpu-test.h"
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 
 #define TOLERANCE 4e-3
@@ -60,6 +61,11 @@ struct Cut {
         tiles.resize(tiling.n_tiles);
         merges.resize(tiling.n_merges);
     }
+    /* Tiles with half their rows or less take half the time for a key. */
+    static uint64_t duration(const qkc_tile &t, uint32_t tile_rows)
+    {
+        return (uint64_t)(t.key_end - t.key_begin) * (2 * t.n_rows <= tile_rows ? 1 : 2);
+    }
     /* What is wrong with it, or NULL. */
     const char *fault(uint32_t tile_rows) const
     {
@@ -81,7 +87,7 @@ struct Cut {
             std::vector<uint8_t> used(part_rows_max, 0);
             std::vector<qkc_tile> sorted(tiles.begin() + round.tile, tiles.begin() + n_tiles);
             for (size_t t = 1; t < sorted.size(); t++)
-                if (sorted[t].key_end - sorted[t].key_begin > sorted[t - 1].key_end - sorted[t - 1].key_begin)
+                if (duration(sorted[t], tile_rows) > duration(sorted[t - 1], tile_rows))
                     return "not the longest first";
             std::sort(sorted.begin(), sorted.end(),
                 [](const qkc_tile &a, const qkc_tile &b) { return a.key_begin < b.key_begin; });
@@ -240,6 +246,19 @@ static void test_known_cuts(void)
         const uint32_t n_blocks = (uint32_t)warm.tiles.size() * 8;
         tap_ok(n_blocks > n_slots * 9 / 10 && n_blocks <= n_slots && !warm.fault(32),
             "128 rows on 16K: %u blocks for %u places", n_blocks, n_slots);
+        /* The row too much must not cost a fourth of the time, as a fifth tile like the others would. */
+        const Cut odd({{16384, 129}}, shape, hopper, 132, 2048);
+        std::vector<uint64_t> ends(n_slots, 0);
+        uint64_t work = 0;
+        for (const qkc_tile &t : odd.tiles)
+            for (uint32_t h = 0; h < 8; h++) {
+                auto first = std::min_element(ends.begin(), ends.end());
+                *first += Cut::duration(t, 32);
+                work += Cut::duration(t, 32);
+            }
+        const double least = (double)work / n_slots, is = (double)*std::max_element(ends.begin(), ends.end());
+        tap_ok(is < 1.15 * least && !odd.fault(32),
+            "129 rows on 16K: %zu blocks end after %.2f of the least time", odd.tiles.size() * 8, is / least);
         const Cut chunk({{30720, 2048}}, shape, hopper, 132, 2048);
         tap_ok(chunk.tiling.n_merges == 0 && chunk.tiles.size() == 64, "2048 rows on 30K are not cut");
         const Cut first({{0, 20}}, shape, hopper, 132, 2048);
@@ -809,6 +828,18 @@ static __global__ void fill_random(qkc_bf16 *to, size_t n, uint32_t seed)
     }
 }
 
+/* Random int8 pages without gaps: sides of 16 tokens of 128 numbers, then as many scales. */
+static __global__ void fill_int8(uint16_t *to, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t x = (uint32_t)i * 2654435761u;
+        x ^= x >> 15;
+        x *= 2246822519u;
+        to[i] = i % 1040 < 1024 ? (uint16_t)(x >> 13) : (uint16_t)(0x2000 | x >> 24);
+    }
+}
+
 #define BENCH_LAYERS 4u
 #define BENCH_TOKENS 32768u
 #define BENCH_ROWS   2048u
@@ -822,7 +853,7 @@ struct Bench {
     Array<uint64_t> pages;
     Array<uint32_t> state;
     Array<float> parts_out, parts_lse;
-    Bench()
+    explicit Bench(bool int8)
         : q((size_t)BENCH_ROWS * 4096), out((size_t)BENCH_ROWS * 4096),
           pool((size_t)BENCH_TOKENS * BENCH_LAYERS * 8 * 2 * 128), pages(BENCH_TOKENS / QK_PAGE_TOKENS),
           state(1), parts_out((size_t)BENCH_ROWS * 4096), parts_lse((size_t)BENCH_ROWS * 32)
@@ -834,7 +865,14 @@ struct Bench {
         layout.layer_stride = 8 * layout.head_stride;
         layout.page_bytes = BENCH_LAYERS * layout.layer_stride;
         fill_random<<<1024, 256>>>(q.dev, q.host.size(), 1);
-        fill_random<<<4096, 256>>>(pool.dev, pool.host.size(), 2);
+        if (int8) {
+            qk_shape s = {};
+            s.n_layers = BENCH_LAYERS, s.n_kv_heads = 8, s.head_dim = 128;
+            qk_kv_layout_page_major(&s, QK_I8, &layout);
+            fill_int8<<<4096, 256>>>((uint16_t *)pool.dev, pool.host.size());
+        } else {
+            fill_random<<<4096, 256>>>(pool.dev, pool.host.size(), 2);
+        }
         Random random(3);
         for (size_t i = 0; i < pages.host.size(); i++)
             pages.host[i] = (uint64_t)(uintptr_t)pool.dev + i * layout.page_bytes;
@@ -895,8 +933,20 @@ struct Bench {
 
 static void bench(void)
 {
-    Bench b;
+    {
+        Bench b(true);
+        for_paths([&](const qkc_launch *launch, const char *path) {
+            const std::string name = std::string(path) + ", int8";
+            for (uint32_t n : {1u, 128u, 256u, 512u, 1024u, 2048u})
+                b.report(launch, name.c_str(), 32768 - n, n);
+            b.report(launch, name.c_str(), 8192, 128);
+        });
+    }
+    Bench b(false);
     for_paths([&](const qkc_launch *launch, const char *path) {
+        for (uint32_t n : {128u, 129u, 256u, 512u, 1024u})
+            b.report(launch, path, 32768 - n, n);
+        b.report(launch, path, 8192, 128);
         b.report(launch, path, 0, 128);
         b.report(launch, path, 0, 2048);
         b.report(launch, path, 6144, 2048);
@@ -904,6 +954,8 @@ static void bench(void)
         b.report(launch, path, 0, 8192);
         b.report(launch, path, 0, 32768);
         b.report(launch, path, 16384, 128);
+        b.report(launch, path, 16255, 129);
+        b.report(launch, path, 8192, 129);
         b.report(launch, path, 16384, 20);
         b.report(launch, path, 16384, 512);
         b.report(launch, path, 32767, 1);

@@ -129,6 +129,13 @@ static void test_products(qkc_backend *backend, cudaStream_t stream)
         {700, 2560, 512, true},
         {130, 19456, 256, false},
         {96, 256, 9728, true},
+        {80, 320, 512, true},
+        {81, 320, 512, false},
+        {129, 2560, 512, true},
+        {145, 640, 2560, false},
+        {256, 320, 512, true},
+        {257, 320, 512, false},
+        {321, 320, 512, true},
     };
     qkc_gemm *gemm = NULL;
     void *workspace = NULL;
@@ -191,15 +198,14 @@ static void bench_prepare(qkc_backend *backend, uint32_t rows_max)
         tap_require(
             qkc_gemm_prepare(gemm, rows_max, p.n_out, p.n_in, p.add ? QK_F32 : QK_BF16, p.add) == QK_OK);
     const double ms = ms_since(begin);
-    printf("# new %.2f ms; algorithms of 4 products up to %u rows: %.2f ms, %.0f us each\n", new_ms, rows_max,
-        ms, ms * 1e3 / (4 * rounded(rows_max) / QKC_GEMM_ROWS_UNIT));
+    printf("# new %.2f ms; algorithms of 4 products up to %u rows: %.2f ms\n", new_ms, rows_max, ms);
     qkc_gemm_free(gemm);
 }
 
 static void bench_product(
     qkc_backend *backend, cudaStream_t stream, void *workspace, qkc_gemm *gemm, const product &p)
 {
-    static const uint32_t rows[] = {64, 128, 192, 256, 512, 1024, 2048, 4096};
+    static const uint32_t rows[] = {64, 128, 129, 145, 192, 256, 512, 1024, 2048, 4096};
     const uint32_t rows_max = 4096;
     const size_t w_elements = (size_t)p.n_out * p.n_in, w_bytes = w_elements * sizeof(qkc_bf16);
     const int n_sets = (int)((256u << 20) / w_bytes) + 2;

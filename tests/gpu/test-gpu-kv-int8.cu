@@ -1,4 +1,5 @@
-/* test-gpu-kv-int8.cu: int8 pages: the quantiser byte by byte, what qkc_heads() appends, and qkc_dequantise(). */
+/* test-gpu-kv-int8.cu: int8 pages: the quantiser byte by byte, what qkc_heads() appends, qkc_dequantise(), and attention of
+ * any rows to them, which must have the bits of attention to the copies. */
 #include "kernels/cuda/kv-int8.h"
 #include "tests/gpu/gpu-test.h"
 
@@ -229,6 +230,101 @@ static void test_dequantise(const qkc_launch *l, uint32_t dim, uint32_t n_kv, ui
         kept ? "" : ", written past the end");
 }
 
+/* Attention of the last rows of a sequence whose pages are filled. */
+struct Attention {
+    Rows w;
+    uint32_t start, n_rows, layer = 1;
+    Array<uint8_t> copies;
+    Array<uint64_t> copied;
+    Array<qkc_tile> tiles, merges;
+    Array<float> parts_out, parts_lse, out;
+    qk_kv_layout bf16;
+    qkc_tiling tiling;
+
+    Attention(const qkc_launch *l, uint32_t dim, uint32_t n_kv, uint32_t start_, uint32_t n_rows_)
+        : w(dim, n_kv, start_ + n_rows_, 0), start(start_), n_rows(n_rows_),
+          copies((size_t)w.n_pages * n_kv * 4 * QK_PAGE_TOKENS * dim), copied(w.n_pages),
+          tiles(qkc_tiles_max(n_rows, 1, w.n_heads, n_kv)), merges(tiles.host.size()),
+          parts_out((size_t)qkc_part_rows_max(n_rows) * w.n_heads * dim),
+          parts_lse((size_t)qkc_part_rows_max(n_rows) * w.n_heads), out((size_t)n_rows * w.n_heads * dim)
+    {
+        w.append(l, layer);
+        w.seqs.host[0] = {0, n_rows, start, 0, w.n_pages, 0};
+        w.seqs.up();
+        qkc_widened_layout(n_kv, dim, &bf16);
+        qk_plan plan = {};
+        plan.n_rows = n_rows, plan.n_seqs = 1, plan.n_pages = w.n_pages, plan.seqs = w.seqs.host.data();
+        qkc_cut_tiles(&plan, w.n_heads, n_kv, dim, l->hopper, l->n_sms, qkc_part_rows_max(n_rows),
+            tiles.host.data(), merges.host.data(), &tiling);
+        tiles.up(), merges.up();
+    }
+    std::vector<float> run(const qkc_launch *l, bool direct)
+    {
+        qkc_dequantise_args d = {};
+        d.to = (char *)copies.dev, d.to_pages = copied.dev, d.n_pages = w.n_pages;
+        d.n_kv_heads = w.n_kv, d.head_dim = w.dim, d.layer = layer;
+        d.layout = w.layout, d.to_layout = bf16, d.plan = w.plan();
+        qkc_attend_prefill_args a = {};
+        a.q = w.q.dev + (size_t)start * w.n_heads * w.dim;
+        a.out_f32 = out.dev;
+        a.n_heads = w.n_heads, a.n_kv_heads = w.n_kv, a.head_dim = w.dim;
+        a.layer = direct ? layer : 0, a.layout = direct ? w.layout : bf16;
+        a.plan = w.plan();
+        a.tiles = tiles.dev, a.merges = merges.dev, a.parts_out = parts_out.dev, a.parts_lse = parts_lse.dev;
+        out.poison(), parts_out.poison(), parts_lse.poison(), copies.poison(), copied.poison();
+        if (!direct) {
+            a.plan.pages = copied.dev;
+            CUDA_OK(qkc_dequantise(l, &d));
+        }
+        CUDA_OK(qkc_attend_prefill(l, &a, &tiling));
+        CUDA_OK(cudaStreamSynchronize(l->stream));
+        out.down();
+        return out.host;
+    }
+};
+
+static void test_attention(
+    const qkc_launch *l, const char *path, uint32_t dim, uint32_t n_kv, uint32_t start, uint32_t n_rows)
+{
+    Attention t(l, dim, n_kv, start, n_rows);
+    const std::vector<float> want = t.run(l, false), got = t.run(l, true), again = t.run(l, true);
+    const size_t bytes = want.size() * sizeof(float);
+    bool finite = true;
+    for (float x : got)
+        finite = finite && std::isfinite(x);
+    tap_ok(
+        finite && memcmp(want.data(), got.data(), bytes) == 0 && memcmp(got.data(), again.data(), bytes) == 0,
+        "%s: %u rows at %u, %u kv heads of %u, %u tiles: the bits of attention to the copies, and again",
+        path, n_rows, start, n_kv, dim, t.tiling.n_tiles);
+    /* A scale in the middle, of a value; then a key's numbers: each must show. */
+    uint32_t n_seen = 0;
+    const uint32_t token = (start + n_rows) / 2;
+    for (int v = 1; v >= 0; v--) {
+        uint8_t *side = t.w.side(token, n_kv - 1, t.layer, v);
+        uint8_t *scale = side + t.w.layout.scale_offset + 2 * (token % QK_PAGE_TOKENS);
+        scale[1] ^= v ? 0x80 : 0;
+        for (uint32_t d = 0; d < dim && !v; d++)
+            side[token % QK_PAGE_TOKENS * t.w.layout.token_stride + d] ^= 0x55;
+        t.w.pool.up();
+        const std::vector<float> other = t.run(l, true);
+        n_seen += memcmp(other.data(), got.data(), bytes) != 0;
+        const std::vector<float> other_want = t.run(l, false);
+        n_seen += memcmp(other.data(), other_want.data(), bytes) == 0;
+    }
+    tap_ok(n_seen == 4, "%s: a scale and a key that are others show in both alike: %u of 4", path, n_seen);
+}
+
+static void test_attentions(const qkc_launch *l, const char *path)
+{
+    test_attention(l, path, 128, 3, 695, 5);
+    test_attention(l, path, 128, 8, 2370, 130);
+    test_attention(l, path, 128, 2, 0, 33);
+    test_attention(l, path, 128, 1, 15, 1);
+    test_attention(l, path, 128, 2, 1000, 300);
+    test_attention(l, path, 64, 5, 230, 70);
+    test_attention(l, path, 64, 1, 4000, 17);
+}
+
 static void bench(const qkc_launch *l)
 {
     const uint32_t sets = 24;
@@ -262,6 +358,8 @@ int main(int argc, char **argv)
     gpu_require();
     qkc_launch paths[2];
     const int n_paths = gpu_paths(paths);
+    CUDA_OK(qkc_attend_prefill_init());
+    CUDA_OK(qkc_attend_prefill_hopper_init());
     const bool benches = argc > 1 && strcmp(argv[1], "--bench") == 0;
     for (int i = 0; i < n_paths; i++) {
         const qkc_launch *l = &paths[i];
@@ -278,6 +376,14 @@ int main(int argc, char **argv)
         test_dequantise(l, 128, 3, 77, 2);
         test_dequantise(l, 64, 5, 50, 1);
         test_dequantise(l, 64, 1, 16, 0);
+        if (i == 1) {
+            test_attentions(l, "hopper");
+            continue;
+        }
+        qkc_attend_prefill_choose(QKC_PREFILL_WIDE);
+        test_attentions(l, "portable, wide");
+        qkc_attend_prefill_choose(QKC_PREFILL_NARROW);
+        test_attentions(l, "portable, narrow");
     }
     return benches ? 0 : tap_done();
 }
