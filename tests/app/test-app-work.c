@@ -2,6 +2,8 @@
 #include <string.h>
 
 #include "app/quire-cache-panel.h"
+#include "app/quire-code-block.h"
+#include "app/quire-highlight.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-message-row.h"
 #include "app/quire-page-map.h"
@@ -204,6 +206,55 @@ static void test_code_height(void)
     gtk_window_destroy(GTK_WINDOW(own));
 }
 
+static gboolean has_language(gpointer buffer)
+{
+    return gtk_source_buffer_get_language(buffer) != NULL;
+}
+
+/* The frame that code comes in reads no language, and each is read once, also when its first code is gone. */
+static void test_highlight(void)
+{
+    guint n_read = quire_highlight_get_n_read();
+
+    for (int i = 0; i < 3; i++) {
+        GtkWidget *block = g_object_ref_sink(quire_code_block_new());
+        GtkSourceBuffer *buffer;
+
+        quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "SELECT page FROM pool;", "sql");
+        buffer = quire_code_block_get_buffer(QUIRE_CODE_BLOCK(block));
+        if (i == 0) {
+            g_assert_null(gtk_source_buffer_get_language(buffer));
+            g_assert_cmpuint(quire_highlight_get_n_read(), ==, n_read);
+            wait_for("the language", has_language, buffer);
+        }
+        g_assert_cmpstr(gtk_source_language_get_id(gtk_source_buffer_get_language(buffer)), ==, "sql");
+        g_assert_cmpuint(quire_highlight_get_n_read(), ==, n_read + 1);
+        g_object_unref(block);
+    }
+}
+
+/* A block whose fence is still being written, or that goes, waits for nothing. */
+static void test_highlight_later(void)
+{
+    GtkWidget *block = g_object_ref_sink(quire_code_block_new());
+    guint n_read = quire_highlight_get_n_read();
+    GtkSourceBuffer *buffer;
+
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "ru");
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "lua");
+    g_object_unref(block);
+    block = g_object_ref_sink(quire_code_block_new());
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "lua");
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "ruby");
+    buffer = quire_code_block_get_buffer(QUIRE_CODE_BLOCK(block));
+    wait_for("the language", has_language, buffer);
+    g_assert_cmpstr(gtk_source_language_get_id(gtk_source_buffer_get_language(buffer)), ==, "ruby");
+    g_assert_cmpuint(quire_highlight_get_n_read(), ==, n_read + 1);
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", NULL);
+    g_assert_null(gtk_source_buffer_get_language(buffer));
+    g_object_unref(block);
+}
+
 static guint64 n_painted_after(GtkWidget *map, const qe_cell *pages, guint n_pages)
 {
     guint64 before = quire_page_map_get_n_painted(QUIRE_PAGE_MAP(map));
@@ -221,6 +272,9 @@ static void test_map(void)
     enum { N = 16000 };
     g_autofree qe_cell *pages = g_new0(qe_cell, N + 16);
     GtkWidget *own = gtk_window_new(), *map = quire_page_map_new();
+    GtkSnapshot *snapshot = gtk_snapshot_new();
+    g_autoptr(GskRenderNode) node = NULL;
+    QuireMapLayout layout;
     GdkFrameClock *frames;
 
     for (guint i = 0; i < N + 16; i++)
@@ -249,6 +303,15 @@ static void test_map(void)
     for (guint i = 0; i < 64; i++)
         pages[(i + 1) * 240].flags |= QE_CELL_MOVING;
     g_assert_cmpuint(n_painted_after(map, pages, N + 1), ==, 64);
+    /* A renderer in software goes through all nodes in each frame: there is one a row of some 30 cells. */
+    quire_map_layout_compute(&layout, N + 1, gtk_widget_get_width(map));
+    GTK_WIDGET_GET_CLASS(map)->snapshot(map, snapshot);
+    node = gtk_snapshot_free_to_node(snapshot);
+    g_assert_cmpint(gsk_render_node_get_node_type(node), ==, GSK_CONTAINER_NODE);
+    g_assert_cmpuint(gsk_container_node_get_n_children(node), ==, layout.n_rows);
+    for (guint i = 0; i < layout.n_rows; i++)
+        g_assert_cmpint(
+            gsk_render_node_get_node_type(gsk_container_node_get_child(node, i)), ==, GSK_TEXTURE_NODE);
     gdk_frame_clock_end_updating(frames);
     g_signal_handlers_disconnect_by_func(frames, G_CALLBACK(count_frame), NULL);
     gtk_window_destroy(GTK_WINDOW(own));
@@ -384,6 +447,8 @@ static void add_tests(void)
     g_test_add_func("/app/work/rows", test_rows);
     g_test_add_func("/app/work/hidden", test_hidden);
     g_test_add_func("/app/work/code-height", test_code_height);
+    g_test_add_func("/app/work/highlight", test_highlight);
+    g_test_add_func("/app/work/highlight-later", test_highlight_later);
     g_test_add_func("/app/work/map", test_map);
     g_test_add_func("/app/work/enter", test_enter);
 }

@@ -23,6 +23,7 @@
 
 #define CONTEXT_MAX "65536"
 #define OPEN_RUNS   7
+#define N_LONGEST   12
 
 static char *json_file;
 static int n_reply = 3000, n_history = 50; /* messages of about 400 tokens: 20,000 and more */
@@ -155,6 +156,28 @@ static void show_iterations(GArray *iterations)
     show_field(iterations, "frame: layout", layout, TRUE);
     show_field(iterations, "frame: snapshot", snapshot, TRUE);
     show_field(iterations, "frame: render", render, TRUE);
+}
+
+static int longest_first(const void *a, const void *b)
+{
+    const MeterIteration *x = *(MeterIteration *const *)a, *y = *(MeterIteration *const *)b;
+
+    return (x->all.cpu_ms < y->all.cpu_ms) - (x->all.cpu_ms > y->all.cpu_ms);
+}
+
+/* The iterations that took most of the thread's time, and how many tokens were written by then. */
+static void show_longest(GArray *iterations)
+{
+    g_autofree MeterIteration **order = g_new(MeterIteration *, iterations->len + 1);
+
+    for (guint i = 0; i < iterations->len; i++)
+        order[i] = &g_array_index(iterations, MeterIteration, i);
+    qsort(order, iterations->len, sizeof *order, longest_first);
+    for (guint i = 0; i < MIN(iterations->len, N_LONGEST); i++)
+        g_print("#   token %5u: CPU %6.2f (wall %6.2f): callbacks %5.2f  layout %5.2f  snapshot %5.2f  "
+                "render %5.2f ms\n",
+            order[i]->progress, order[i]->all.cpu_ms, order[i]->all.wall_ms, order[i]->update_ms,
+            order[i]->layout_ms, order[i]->snapshot_ms, order[i]->render_ms);
 }
 
 /* ---- The text that is written ---- */
@@ -293,6 +316,7 @@ static void stream(const char *name, gboolean panel_open)
     begin_figures("writing");
     g_print("#  while the reply is written\n");
     show_iterations(writing);
+    show_longest(writing);
     g_print("#   CPU a token, without render: %.3f ms for the first %u, %.3f ms for the last\n",
         cost_a_token(writing, 0, part), part, cost_a_token(writing, (guint)n_reply - part, (guint)n_reply));
     g_print("#   the main thread had a CPU for %.0f %% of the time\n", 100 * took.cpu_ms / took.wall_ms);
