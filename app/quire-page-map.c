@@ -27,6 +27,8 @@ typedef struct
   double level; /* 0.125..1 */
 } Look;
 
+#define N_COLORS 6
+
 struct _QuirePageMap
 {
   GtkWidget parent_instance;
@@ -37,6 +39,7 @@ struct _QuirePageMap
   GPtrArray *rows;                /* (element-type GdkTexture nullable) */
   GByteArray *stale_rows, *stale; /* one a row, one a cell: 1 when it is to be painted */
   cairo_surface_t *full[QE_N_TIERS][N_MARKS]; /* full cells; NULL: to be painted */
+  GdkRGBA colors[N_COLORS];                   /* that they were painted with */
   guint64 n_painted;
   int width;
   int cursor; /* cell, -1: none */
@@ -651,11 +654,27 @@ redraw_all (QuirePageMap *self)
   gtk_widget_queue_draw (GTK_WIDGET (self));
 }
 
+/* Most changes, as that of a window that gets the focus, change none of its colours. */
 static void
 quire_page_map_css_changed (GtkWidget *widget, GtkCssStyleChange *change)
 {
+  QuirePageMap *self = QUIRE_PAGE_MAP (widget);
+  static const char *const names[N_COLORS]
+      = { "quire_tier_gpu",  "quire_tier_host", "quire_tier_disk",
+          "quire_cell_free", "quire_cell_ring", "quire_cell_dot" };
+  gboolean changed = FALSE;
+
   GTK_WIDGET_CLASS (quire_page_map_parent_class)->css_changed (widget, change);
-  redraw_all (QUIRE_PAGE_MAP (widget));
+  for (guint i = 0; i < N_COLORS; i++)
+    {
+      GdkRGBA color;
+
+      lookup_color (widget, names[i], &color);
+      changed |= !gdk_rgba_equal (&color, &self->colors[i]);
+      self->colors[i] = color;
+    }
+  if (changed)
+    redraw_all (self);
 }
 
 static void
