@@ -160,7 +160,7 @@ static void test_states(void)
         g_auto(GStrv) figures = quire_format_receipt_figures(message);
         g_autofree char *line = g_strjoinv(" · ", figures);
 
-        g_assert_cmpstr(line, ==, "Stopped · 0.14 s · 96 tok/s · 16 new · 14 reused");
+        g_assert_cmpstr(line, ==, "Stopped · 0.14 s to first token · 96 tok/s · 16 new · 14 reused");
     }
 }
 

@@ -53,19 +53,6 @@ static const Look looks[] = {
 
 static GPtrArray *warnings;
 
-static gboolean has_shortcuts(void)
-{
-    GListModel *windows = gtk_window_get_toplevels();
-    gboolean found = FALSE;
-
-    for (guint i = 0; i < g_list_model_get_n_items(windows); i++) {
-        g_autoptr(GtkWidget) top = g_list_model_get_item(windows, i);
-
-        found |= GTK_IS_SHORTCUTS_WINDOW(top);
-    }
-    return found;
-}
-
 static GLogWriterOutput log_cb(GLogLevelFlags level, const GLogField *fields, gsize n_fields, gpointer data)
 {
     const char *domain = "", *message = "";
@@ -75,9 +62,8 @@ static GLogWriterOutput log_cb(GLogLevelFlags level, const GLogField *fields, gs
             domain = fields[i].value;
         else if (strcmp(fields[i].key, "MESSAGE") == 0)
             message = fields[i].value;
-    /* Labels of GTK's own window of shortcuts; and its tooltip, whose time comes when its window has gone. */
-    if ((strstr(message, "reported min width") != NULL && has_shortcuts()) ||
-        g_str_has_prefix(message, "gdk_surface_get_device_position: ") ||
+    /* A tooltip's time comes when its window has gone. */
+    if (g_str_has_prefix(message, "gdk_surface_get_device_position: ") ||
         g_str_has_prefix(message, "_gtk_widget_find_at_coords: "))
         return G_LOG_WRITER_HANDLED;
     if ((level & (G_LOG_LEVEL_CRITICAL | G_LOG_LEVEL_WARNING)) != 0 && warnings != NULL)
