@@ -5,7 +5,8 @@
  * a list, one bar is shown at most, every control has a name. Tiers stand out from what they are drawn on by 3:1.
  *
  * By itself it shows each state in one look, and each look with some states. With QUIRE_TEST_STATES it writes pictures to
- * $QUIRE_TEST_SHOTS/states: "all", or names of states and looks, by commas (`./dev shots` does). */
+ * $QUIRE_TEST_SHOTS/states: "all", or names of states and looks, by commas (`./dev shots` does),
+ * in $QUIRE_TEST_LANGUAGE where that is set; states that look for words then find none. */
 #include <adwaita.h>
 #include <string.h>
 
@@ -405,6 +406,7 @@ int main(int argc, char **argv)
     /* GTK's own stand-in for a screen reader knows the names of widgets. */
     g_setenv("GTK_A11Y", "test", TRUE);
     g_setenv("G_DEBUG", "", TRUE);
+    pseudo_set_language(g_getenv("QUIRE_TEST_LANGUAGE"));
     /* Replies are made up: the engine's one token comes as fast as it can. */
     g_unsetenv("QUIRE_ISA");
     g_log_set_writer_func(log_cb, NULL, NULL);

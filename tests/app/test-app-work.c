@@ -299,6 +299,16 @@ static void test_find_text(void)
     close_window();
 }
 
+static gboolean is_above_end(gpointer data)
+{
+    return from_end() > 1;
+}
+
+static gboolean is_at_end(gpointer data)
+{
+    return from_end() < 1;
+}
+
 /* The button that is shown over a transcript which is not at its end. */
 static GtkWidget *jump(void)
 {
@@ -348,14 +358,12 @@ static void test_find_rows(void)
     value = gtk_adjustment_get_upper(adjustment()) - gtk_adjustment_get_page_size(adjustment());
     gtk_adjustment_set_value(adjustment(), value);
     wait_for("rows below", has_rows, GUINT_TO_POINTER(n + 1));
-    wait_ms(300);
+    wait_for("their place", is_above_end, NULL);
     g_assert_cmpfloat_with_epsilon(gtk_adjustment_get_value(adjustment()), value, 16);
-    g_assert_cmpfloat(from_end(), >, 1);
     /* The way back to the end. */
     g_signal_emit_by_name(find(jump(), GTK_TYPE_BUTTON), "clicked");
     wait_for("the last message", is_in_sight, GUINT_TO_POINTER(1000));
-    wait_ms(300);
-    g_assert_cmpfloat(from_end(), <, 1);
+    wait_for("the end", is_at_end, NULL);
     g_assert_cmpuint(n_chat_rows(), <=, 32);
     close_window();
 }
