@@ -40,6 +40,9 @@
 #define LINE_BYTES 100
 /* So many before a message that was gone to. */
 #define ROWS_BEFORE 2
+/* A message that is gone to is so far from the top. */
+#define SHOWN_PX 24
+#define FLASH_MS 1000
 /* New rows have found their height after so many frames. */
 #define ANCHOR_FRAMES 12
 
@@ -67,6 +70,7 @@ struct _QuireChatView
   double
       from_end; /* where rows were put before what is in sight: its distance from the end; < 0: nowhere */
   guint tick_id, timer_id, follow_id, draft_id, more_id, anchor_id, anchor_frames;
+  guint shown_id, shown_seq, shown_frames; /* a message that is gone to */
   gboolean stick;
   gboolean ask_again; /* once the model is there */
   gboolean growing;   /* the adjustment changes by itself */
@@ -485,6 +489,54 @@ quire_chat_view_make_row (QuireChatView *self, guint seq)
       if (quire_message_get_seq (message) == seq)
         make_row (self, i);
     }
+}
+
+static GtkWidget *find_row (QuireChatView *self, guint seq);
+
+static gboolean
+flash_over_cb (gpointer user_data)
+{
+  gtk_widget_remove_css_class (user_data, "quire-flash");
+  return G_SOURCE_REMOVE;
+}
+
+/* Rows around it are laid out in the next frames: it is kept in its place meanwhile. */
+static gboolean
+show_message_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
+{
+  QuireChatView *self = QUIRE_CHAT_VIEW (widget);
+  GtkWidget *row = find_row (self, self->shown_seq);
+  gboolean over = ++self->shown_frames >= ANCHOR_FRAMES;
+  graphene_point_t at;
+
+  if (row != NULL && gtk_widget_get_height (row) > 0
+      && gtk_widget_compute_point (row, self->scrolled, &GRAPHENE_POINT_INIT (0, 0), &at))
+    {
+      double value = gtk_adjustment_get_value (self->adjustment) + at.y - SHOWN_PX;
+
+      if (ABS (at.y - SHOWN_PX) > 1)
+        gtk_adjustment_set_value (self->adjustment, CLAMP (value, 0, end_of (self->adjustment)));
+      if (over)
+        {
+          gtk_widget_add_css_class (row, "quire-flash");
+          g_timeout_add_full (G_PRIORITY_DEFAULT, FLASH_MS, flash_over_cb, g_object_ref (row),
+                              g_object_unref);
+        }
+    }
+  if (over)
+    self->shown_id = 0;
+  return over ? G_SOURCE_REMOVE : G_SOURCE_CONTINUE;
+}
+
+void
+quire_chat_view_show_message (QuireChatView *self, guint seq)
+{
+  self->stick = FALSE;
+  quire_chat_view_make_row (self, seq);
+  self->shown_seq = seq;
+  self->shown_frames = 0;
+  if (self->shown_id == 0)
+    self->shown_id = gtk_widget_add_tick_callback (GTK_WIDGET (self), show_message_cb, NULL, NULL);
 }
 
 /* ---- Turns ---- */
@@ -1078,6 +1130,9 @@ quire_chat_view_dispose (GObject *object)
   g_clear_handle_id (&self->follow_id, g_source_remove);
   g_clear_handle_id (&self->more_id, g_source_remove);
   drop_anchor (self);
+  if (self->shown_id != 0)
+    gtk_widget_remove_tick_callback (GTK_WIDGET (self), self->shown_id);
+  self->shown_id = 0;
   g_clear_object (&self->conversation);
   g_clear_object (&self->actions);
   G_OBJECT_CLASS (quire_chat_view_parent_class)->dispose (object);

@@ -43,7 +43,11 @@ struct _QuirePageMap
   guint64 n_painted;
   int width;
   int cursor; /* cell, -1: none */
+  QuireTokenWordsFunc words_func;
+  gpointer words_data;
 };
+
+static guint activated_signal;
 
 G_DEFINE_FINAL_TYPE (QuirePageMap, quire_page_map, GTK_TYPE_WIDGET)
 
@@ -560,11 +564,20 @@ quire_page_map_get_pages_per_cell (QuirePageMap *self)
 
 /* ---- Pointer and keyboard ---- */
 
+void
+quire_page_map_set_words_func (QuirePageMap *self, QuireTokenWordsFunc func, gpointer user_data)
+{
+  g_return_if_fail (QUIRE_IS_PAGE_MAP (self));
+  self->words_func = func;
+  self->words_data = user_data;
+}
+
 static char *
 describe_cell (QuirePageMap *self, int index)
 {
   const char *const tiers[] = { _ ("GPU"), _ ("host memory"), _ ("disk") };
   QuireMapCell cell;
+  g_autofree char *words = NULL;
   GString *text = g_string_new (NULL);
 
   quire_map_cell_merge (&cell, &self->layout, self->pages, (guint)index);
@@ -583,7 +596,18 @@ describe_cell (QuirePageMap *self, int index)
     }
   if (cell.moving)
     g_string_append_printf (text, " · %s", _ ("moving to another tier"));
+  words = self->words_func != NULL ? self->words_func (cell.first_token, self->words_data) : NULL;
+  if (words != NULL)
+    /* Translators: the first words of the message that a page of the cache begins in. */
+    g_string_append_printf (text, _ (" · “%s”"), words);
   return g_string_free (text, FALSE);
+}
+
+char *
+quire_page_map_dup_words (QuirePageMap *self, guint cell)
+{
+  g_return_val_if_fail (QUIRE_IS_PAGE_MAP (self), NULL);
+  return describe_cell (self, (int)cell);
 }
 
 static gboolean
@@ -619,6 +643,23 @@ move_cursor (QuirePageMap *self, int to)
 }
 
 static gboolean
+activate (QuirePageMap *self, int cell)
+{
+  if (cell < 0 || cell >= (int)self->layout.n_cells)
+    return FALSE;
+  g_signal_emit (self, activated_signal, 0, (guint)cell * self->layout.pages_per_cell * 16);
+  return TRUE;
+}
+
+static void
+clicked_cb (GtkGestureClick *gesture, int n_press, double x, double y, QuirePageMap *self)
+{
+  gboolean rtl = gtk_widget_get_direction (GTK_WIDGET (self)) == GTK_TEXT_DIR_RTL;
+
+  activate (self, quire_map_layout_hit (&self->layout, x, y, self->width, rtl));
+}
+
+static gboolean
 key_pressed_cb (GtkEventControllerKey *controller, guint key, guint code, GdkModifierType state,
                 QuirePageMap *self)
 {
@@ -642,6 +683,10 @@ key_pressed_cb (GtkEventControllerKey *controller, guint key, guint code, GdkMod
       return move_cursor (self, 0);
     case GDK_KEY_End:
       return move_cursor (self, (int)self->layout.n_cells - 1);
+    case GDK_KEY_Return:
+    case GDK_KEY_KP_Enter:
+    case GDK_KEY_space:
+      return activate (self, self->cursor);
     default:
       return FALSE;
     }
@@ -710,6 +755,8 @@ quire_page_map_class_init (QuirePageMapClass *klass)
   widget_class->query_tooltip = quire_page_map_query_tooltip;
   widget_class->css_changed = quire_page_map_css_changed;
   widget_class->direction_changed = quire_page_map_direction_changed;
+  activated_signal = g_signal_new ("cell-activated", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST,
+                                   0, NULL, NULL, NULL, G_TYPE_NONE, 1, G_TYPE_UINT);
   gtk_widget_class_set_css_name (widget_class, "pagemap");
   gtk_widget_class_set_accessible_role (widget_class, GTK_ACCESSIBLE_ROLE_IMG);
 }
@@ -718,6 +765,7 @@ static void
 quire_page_map_init (QuirePageMap *self)
 {
   GtkEventController *keys = gtk_event_controller_key_new ();
+  GtkGesture *click = gtk_gesture_click_new ();
   AdwStyleManager *style = adw_style_manager_get_default ();
 
   self->stale = g_byte_array_new ();
@@ -727,6 +775,8 @@ quire_page_map_init (QuirePageMap *self)
   quire_map_layout_compute (&self->layout, 0, 0);
   gtk_widget_set_focusable (GTK_WIDGET (self), TRUE);
   gtk_widget_set_has_tooltip (GTK_WIDGET (self), TRUE);
+  g_signal_connect (click, "released", G_CALLBACK (clicked_cb), self);
+  gtk_widget_add_controller (GTK_WIDGET (self), GTK_EVENT_CONTROLLER (click));
   g_signal_connect (keys, "key-pressed", G_CALLBACK (key_pressed_cb), self);
   gtk_widget_add_controller (GTK_WIDGET (self), keys);
   g_signal_connect (self, "notify::scale-factor", G_CALLBACK (redraw_all), NULL);
