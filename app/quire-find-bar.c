@@ -499,16 +499,29 @@ quire_find_bar_init (QuireFindBar *self)
   g_signal_connect_swapped (self->entry, "stop-search", G_CALLBACK (quire_find_bar_close), self);
 }
 
+/* Who scrolls goes where that leads. */
+static gboolean
+scroll_cb (QuireFindBar *self)
+{
+  stop_settling (self);
+  return GDK_EVENT_PROPAGATE;
+}
+
 GtkWidget *
 quire_find_bar_new (GListModel *messages, GtkWidget *rows, GtkScrolledWindow *scrolled,
                     QuireMakeRowFunc make_row, gpointer user_data)
 {
   QuireFindBar *self = g_object_new (QUIRE_TYPE_FIND_BAR, NULL);
+  GtkEventController *scroll
+      = gtk_event_controller_scroll_new (GTK_EVENT_CONTROLLER_SCROLL_BOTH_AXES);
 
   self->messages = messages;
   self->rows = rows;
   self->scrolled = scrolled;
   self->make_row = make_row;
   self->user_data = user_data;
+  gtk_event_controller_set_propagation_phase (scroll, GTK_PHASE_CAPTURE);
+  g_signal_connect_object (scroll, "scroll", G_CALLBACK (scroll_cb), self, G_CONNECT_SWAPPED);
+  gtk_widget_add_controller (GTK_WIDGET (scrolled), scroll);
   return GTK_WIDGET (self);
 }

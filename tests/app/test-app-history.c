@@ -113,6 +113,7 @@ static void test_keep(void)
     say("What is my name?", 4);
     wait_for("the reply", is_idle, NULL);
     type("half a dr");
+    wait_for("the draft", draft_is, (gpointer) "half a dr");
     before = dup_transcript();
     n_prompt = receipt()->n_prompt;
     id = g_strdup(front_id());
