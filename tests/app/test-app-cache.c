@@ -233,7 +233,7 @@ static void test_pages_of_messages(void)
 {
     qe_receipt first;
     GtkWidget *map;
-    GtkAdjustment *adjustment;
+    GtkAdjustment *adjustment, *panel;
     g_autofree char *tip = NULL;
 
     open_window(1180, 460);
@@ -265,29 +265,25 @@ static void test_pages_of_messages(void)
     wait_for("the last message", is_flashed, GUINT_TO_POINTER(4));
     tip = quire_page_map_dup_words(QUIRE_PAGE_MAP(map), 0);
     g_assert_nonnull(strstr(tip, "“Tell me a story.”"));
-    {
-        GtkAdjustment *panel = gtk_scrolled_window_get_vadjustment(
-            GTK_SCROLLED_WINDOW(gtk_widget_get_ancestor(map, GTK_TYPE_SCROLLED_WINDOW)));
-        double x, y;
+    panel = gtk_scrolled_window_get_vadjustment(
+        GTK_SCROLLED_WINDOW(gtk_widget_get_ancestor(map, GTK_TYPE_SCROLLED_WINDOW)));
+    /* What is above the map may still change its height, and a tooltip may lie over it: then it is clicked at again. */
+    for (int i = 0; i < 60 && !is_flashed(GUINT_TO_POINTER(1)); i++) {
+        double x, y, dx, dy;
         g_autofree char *at_x = NULL, *at_y = NULL;
-        const char *move[] = {"xdotool", "mousemove", NULL, NULL, "click", "1", NULL};
+        const char *click[] = {"xdotool", "mousemove", NULL, NULL, "click", "1", NULL};
 
         /* Away from the window's edge. */
         gtk_adjustment_set_value(panel, gtk_adjustment_get_upper(panel));
         wait_ms(200);
         g_assert_true(gtk_widget_translate_coordinates(map, GTK_WIDGET(window), 4, 4, &x, &y));
-        {
-            double dx, dy;
-
-            gtk_native_get_surface_transform(GTK_NATIVE(window), &dx, &dy);
-            at_x = g_strdup_printf("%.0f", x + dx);
-            at_y = g_strdup_printf("%.0f", y + dy);
-        }
-        move[2] = at_x;
-        move[3] = at_y;
-        run(move);
+        gtk_native_get_surface_transform(GTK_NATIVE(window), &dx, &dy);
+        click[2] = at_x = g_strdup_printf("%.0f", x + dx);
+        click[3] = at_y = g_strdup_printf("%.0f", y + dy);
+        run(click);
+        wait_ms(700);
     }
-    wait_for("the first message again", is_flashed, GUINT_TO_POINTER(1));
+    g_assert_true(is_flashed(GUINT_TO_POINTER(1)));
     key("F12");
     close_window();
 }

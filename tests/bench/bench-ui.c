@@ -1,11 +1,13 @@
 /* bench-ui.c: how long the window keeps its main loop, with the CPU engine at work. See ui-harness.h.
  *
- * bench-ui [--json FILE] [--tokens N] [--history MESSAGES] [--rate TOKENS/S] [-p /bench/NAME ...]      by tests/app/run-headless.sh
+ * bench-ui [--json FILE] [--tokens N] [--history MESSAGES] [--rate TOKENS/S] [--no-compute] [-p /bench/NAME ...]
+ *                                                                                      by tests/app/run-headless.sh
  *
  * The application is the real one in a window under Xvfb, the engine computes every token of the shipped model with its
  * context limit raised; what it draws is replaced by a text with paragraphs, lists, code and tables, at 200 tokens/s at
- * most (see paced-backend.h). Times of the main thread: wall, CPU, and how long it was ready while others had the CPUs.
- * GTK draws with its software renderer here; its part is "render", which a GPU's renderer does elsewhere. */
+ * most (see paced-backend.h). Where the CPU does not compute as many, --no-compute leaves the decode steps out.
+ * Times of the main thread: wall, CPU, and how long it was ready while others had the CPUs. GTK draws with its software
+ * renderer here; its part is "render", which a GPU's renderer does elsewhere. */
 #include <gio/gio.h>
 #include <json-glib/json-glib.h>
 #include <math.h>
@@ -28,6 +30,7 @@
 static char *json_file;
 static int n_reply = 3000, n_history = 50; /* messages of about 400 tokens: 20,000 and more */
 static double rate = 200;
+static gboolean no_compute;
 static JsonBuilder *json;
 
 qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error);
@@ -739,6 +742,7 @@ int main(int argc, char **argv)
         {"tokens", 0, 0, G_OPTION_ARG_INT, &n_reply, "Length of the reply that streams", "N"},
         {"history", 0, 0, G_OPTION_ARG_INT, &n_history, "Messages that are there before (an even number)",
             "N"},
+        {"no-compute", 0, 0, G_OPTION_ARG_NONE, &no_compute, "Write tokens that are not computed", NULL},
         {"rate", 0, 0, G_OPTION_ARG_DOUBLE, &rate, "Tokens a second at most", "N"},
         {0},
     };
@@ -756,6 +760,7 @@ int main(int argc, char **argv)
             "%s\n", error != NULL ? error->message : "--tokens: 600 at least; --history: an even number");
         return 2;
     }
+    paced_backend_set_computes(!no_compute);
     g_unsetenv("QUIRE_ISA"); /* the test's display asks for the slowest */
     json = json_builder_new();
     json_builder_begin_object(json);
