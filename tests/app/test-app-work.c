@@ -381,11 +381,19 @@ static gboolean has_language(gpointer buffer)
     return gtk_source_buffer_get_language(buffer) != NULL;
 }
 
+/* What all languages need is read ahead, once the model is there. */
+static gboolean has_read(gpointer data)
+{
+    return quire_highlight_get_n_read() > 0;
+}
+
 /* The frame that code comes in reads no language, and each is read once, also when its first code is gone. */
 static void test_highlight(void)
 {
-    guint n_read = quire_highlight_get_n_read();
+    guint n_read;
 
+    wait_for("what all code needs", has_read, NULL);
+    n_read = quire_highlight_get_n_read();
     for (int i = 0; i < 3; i++) {
         GtkWidget *block = g_object_ref_sink(quire_code_block_new());
         GtkSourceBuffer *buffer;
@@ -407,9 +415,11 @@ static void test_highlight(void)
 static void test_highlight_later(void)
 {
     GtkWidget *block = g_object_ref_sink(quire_code_block_new());
-    guint n_read = quire_highlight_get_n_read();
     GtkSourceBuffer *buffer;
+    guint n_read;
 
+    wait_for("what all code needs", has_read, NULL);
+    n_read = quire_highlight_get_n_read();
     quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "ru");
     quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "lua");
     g_object_unref(block);
