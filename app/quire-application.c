@@ -7,6 +7,7 @@
 #include <glib/gi18n.h>
 #include <string.h>
 
+#include "app/quire-highlight.h"
 #include "app/quire-inhibit.h"
 #include "app/quire-keeper.h"
 #include "app/quire-limits.h"
@@ -403,12 +404,15 @@ release_memory_action (GSimpleAction *action, GVariant *parameter, gpointer user
 }
 
 static void
-update_release_action (QuireApplication *self)
+status_changed_cb (QuireApplication *self)
 {
   GAction *action = g_action_map_lookup_action (G_ACTION_MAP (self), "release-memory");
+  gboolean ready = quire_engine_client_is_ready (self->client);
 
-  g_simple_action_set_enabled (G_SIMPLE_ACTION (action),
-                               quire_engine_client_is_ready (self->client));
+  g_simple_action_set_enabled (G_SIMPLE_ACTION (action), ready);
+  /* The window stands and the model is there: now nothing waits for the main loop, as a reply with code will. */
+  if (ready)
+    quire_highlight_prepare ();
 }
 
 /* ---- Start ---- */
@@ -451,9 +455,9 @@ quire_application_startup (GApplication *application)
   quire_widget_name_windows ();
   self->client = quire_engine_client_new ();
   self->keeper = quire_keeper_new (self->client);
-  g_signal_connect_object (self->client, "status-changed", G_CALLBACK (update_release_action), self,
+  g_signal_connect_object (self->client, "status-changed", G_CALLBACK (status_changed_cb), self,
                            G_CONNECT_SWAPPED);
-  update_release_action (self);
+  status_changed_cb (self);
   quire_inhibit_watch (GTK_APPLICATION (self), self->client);
 #ifdef QUIRE_HAVE_SERVER
   self->server = quire_local_server_new (self->client);

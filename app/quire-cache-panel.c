@@ -18,6 +18,7 @@
 
 typedef struct
 {
+  QuireCachePanel *panel; /* that it is in */
   qe_session_id session;
   GtkWidget *box;
   GtkLabel *title, *numbers, *place;
@@ -41,6 +42,8 @@ struct _QuireCachePanel
       *rows; /* (element-type QuireTableRow) of the last snapshot: the table's while it is shown */
   QuireSessionTitleFunc title_func;
   gpointer title_data;
+  QuireSessionWordsFunc words_func;
+  gpointer words_data;
   qe_session_id active;
   guint64 n_snapshots;
 };
@@ -50,6 +53,7 @@ G_DEFINE_FINAL_TYPE (QuireCachePanel, quire_cache_panel, GTK_TYPE_WIDGET)
 enum
 {
   SESSION_ACTIVATED,
+  PAGE_ACTIVATED,
   CLOSE_CLICKED,
   N_SIGNALS
 };
@@ -132,6 +136,22 @@ band_clicked_cb (GtkButton *button, QuireCachePanel *self)
   g_signal_emit (self, signals[SESSION_ACTIVATED], 0, *session);
 }
 
+static void
+cell_activated_cb (Band *band, guint token)
+{
+  g_signal_emit (band->panel, signals[PAGE_ACTIVATED], 0, band->session, token);
+}
+
+static char *
+token_words (guint token, gpointer user_data)
+{
+  Band *band = user_data;
+
+  return band->panel->words_func != NULL
+             ? band->panel->words_func (band->session, token, band->panel->words_data)
+             : NULL;
+}
+
 static Band *
 band_new (QuireCachePanel *self, qe_session_id session)
 {
@@ -141,6 +161,7 @@ band_new (QuireCachePanel *self, qe_session_id session)
   guint64 *id = g_new (guint64, 1);
 
   *id = session;
+  band->panel = self;
   band->session = session;
   band->box = gtk_box_new (GTK_ORIENTATION_VERTICAL, 6);
   band->title = label_new ("", "", 0);
@@ -157,6 +178,8 @@ band_new (QuireCachePanel *self, qe_session_id session)
   g_object_set_data_full (G_OBJECT (button), "session", id, g_free);
   g_signal_connect (button, "clicked", G_CALLBACK (band_clicked_cb), self);
   band->map = quire_page_map_new ();
+  quire_page_map_set_words_func (QUIRE_PAGE_MAP (band->map), token_words, band);
+  g_signal_connect_swapped (band->map, "cell-activated", G_CALLBACK (cell_activated_cb), band);
   band->place = label_new ("", "caption numeric dim-label", 0);
   gtk_label_set_single_line_mode (band->place, FALSE);
   gtk_label_set_ellipsize (band->place, PANGO_ELLIPSIZE_NONE);
@@ -338,6 +361,15 @@ quire_cache_panel_set_title_func (QuireCachePanel *self, QuireSessionTitleFunc f
   g_return_if_fail (QUIRE_IS_CACHE_PANEL (self));
   self->title_func = func;
   self->title_data = user_data;
+}
+
+void
+quire_cache_panel_set_words_func (QuireCachePanel *self, QuireSessionWordsFunc func,
+                                  gpointer user_data)
+{
+  g_return_if_fail (QUIRE_IS_CACHE_PANEL (self));
+  self->words_func = func;
+  self->words_data = user_data;
 }
 
 void
@@ -620,6 +652,8 @@ quire_cache_panel_class_init (QuireCachePanelClass *klass)
   G_OBJECT_CLASS (klass)->dispose = quire_cache_panel_dispose;
   signals[SESSION_ACTIVATED] = g_signal_new ("session-activated", type, G_SIGNAL_RUN_LAST, 0, NULL,
                                              NULL, NULL, G_TYPE_NONE, 1, G_TYPE_UINT64);
+  signals[PAGE_ACTIVATED] = g_signal_new ("page-activated", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL,
+                                          NULL, G_TYPE_NONE, 2, G_TYPE_UINT64, G_TYPE_UINT);
   signals[CLOSE_CLICKED] = g_signal_new ("close-clicked", type, G_SIGNAL_RUN_LAST, 0, NULL, NULL,
                                          NULL, G_TYPE_NONE, 0);
   gtk_widget_class_set_layout_manager_type (widget_class, GTK_TYPE_BIN_LAYOUT);

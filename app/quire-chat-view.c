@@ -6,8 +6,9 @@
  * 2. stick: the view follows the end of the text. Only the user's scrolling changes it, or sending.
  * 3. The adjustment changes while the viewport is being allocated; a value set then moves the viewport's child only in
  *    a later allocation, which follow_id asks for.
- * 4. Rows are made for the messages from first on; those before it when the user comes near, a view's height at a time. What
- *    is in sight then stays where it is: its distance from the end does. */
+ * 4. The messages [first, end) have rows: at first the last ones, and those around what was gone to. More are made when the user
+ *    comes near them, a view's height at a time. What is in sight stays where it is when some are made before it: its distance from
+ *    the end does. stick implies that the last message has a row. */
 #include "app/quire-chat-view.h"
 
 #include <glib/gi18n.h>
@@ -37,6 +38,11 @@
 /* Of the column's lines. */
 #define LINE_PX_MIN 12
 #define LINE_BYTES 100
+/* So many before a message that was gone to. */
+#define ROWS_BEFORE 2
+/* A message that is gone to is so far from the top. */
+#define SHOWN_PX 24
+#define FLASH_MS 1000
 /* New rows have found their height after so many frames. */
 #define ANCHOR_FRAMES 12
 
@@ -60,10 +66,11 @@ struct _QuireChatView
   QuireFindBar *find_bar;
   QuireComposer *composer;
 
-  guint first; /* the first message that has a row */
+  guint first, end; /* the messages that have rows */
   double
       from_end; /* where rows were put before what is in sight: its distance from the end; < 0: nowhere */
   guint tick_id, timer_id, follow_id, draft_id, more_id, anchor_id, anchor_frames;
+  guint shown_id, shown_seq, shown_frames; /* a message that is gone to */
   gboolean stick;
   gboolean ask_again; /* once the model is there */
   gboolean growing;   /* the adjustment changes by itself */
@@ -136,8 +143,8 @@ end_of (GtkAdjustment *adjustment)
 static void
 update_jump (QuireChatView *self)
 {
-  gboolean away
-      = end_of (self->adjustment) - gtk_adjustment_get_value (self->adjustment) > STICK_PX;
+  gboolean away = end_of (self->adjustment) - gtk_adjustment_get_value (self->adjustment) > STICK_PX
+                  || self->end < g_list_model_get_n_items (G_LIST_MODEL (self->conversation));
 
   gtk_revealer_set_reveal_child (GTK_REVEALER (self->jump), away && !self->stick);
   gtk_widget_set_can_target (self->jump, away && !self->stick);
@@ -184,21 +191,24 @@ anchor_tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
   return G_SOURCE_REMOVE;
 }
 
-/* How many of the first @n messages get rows, from the last one up: what fills the view and a little more, for the rest would
- * be laid out where nobody looks yet. */
+/* How many of the messages before @at get rows, or of those from it @down: what fills the view and a little more, for the rest
+ * would be laid out where nobody looks yet. */
 static guint
-count_rows (QuireChatView *self, guint n)
+count_rows (QuireChatView *self, guint at, gboolean down)
 {
   GListModel *messages = G_LIST_MODEL (self->conversation);
-  guint n_rows = 0, n_lines = 0, n_lines_max;
+  guint n_rows = 0, n_rows_max, n_lines = 0, n_lines_max;
 
+  n_rows_max = MIN (down ? g_list_model_get_n_items (messages) - at : at, ROWS_MAX);
   n_lines_max = MAX (LINES_MIN, (guint)gtk_widget_get_height (self->scrolled) / LINE_PX_MIN);
-  while (n_rows < MIN (n, ROWS_MAX) && n_lines < n_lines_max)
+  while (n_rows < n_rows_max && n_lines < n_lines_max)
     {
-      g_autoptr (QuireMessage) message = g_list_model_get_item (messages, n - ++n_rows);
+      g_autoptr (QuireMessage) message
+          = g_list_model_get_item (messages, down ? at + n_rows : at - n_rows - 1);
       gsize n_bytes;
       const char *text = quire_message_get_text (message, &n_bytes);
 
+      n_rows++;
       /* The status line or the bubble's margins are two more. */
       n_lines += 2;
       for (const char *line = text, *end = text + n_bytes; line < end && n_lines < n_lines_max;
@@ -234,13 +244,75 @@ make_rows (QuireChatView *self, guint n)
   update_left_out (self);
 }
 
+/* Has the last message a row? */
+static gboolean
+is_at_last (QuireChatView *self)
+{
+  return self->end == g_list_model_get_n_items (G_LIST_MODEL (self->conversation));
+}
+
+/* For the @n messages after those that have rows. */
+static void
+append_rows (QuireChatView *self, guint n)
+{
+  drop_anchor (self);
+  for (; n > 0; n--)
+    {
+      g_autoptr (QuireMessage) message
+          = g_list_model_get_item (G_LIST_MODEL (self->conversation), self->end++);
+
+      gtk_box_append (GTK_BOX (self->rows), quire_message_row_new (message));
+    }
+  if (is_at_last (self) && gtk_widget_get_last_child (self->rows) != NULL)
+    quire_message_row_set_last (QUIRE_MESSAGE_ROW (gtk_widget_get_last_child (self->rows)), TRUE);
+  update_left_out (self);
+}
+
+/* Those of [@first, @end) and no others. */
+static void
+remake_rows (QuireChatView *self, guint first, guint end)
+{
+  GtkWidget *row;
+
+  while ((row = gtk_widget_get_first_child (self->rows)) != NULL)
+    gtk_box_remove (GTK_BOX (self->rows), row);
+  self->first = self->end = first;
+  append_rows (self, end - first);
+}
+
+/* From here on the view follows the end. */
+static void
+stick_to_end (QuireChatView *self)
+{
+  guint n = g_list_model_get_n_items (G_LIST_MODEL (self->conversation));
+
+  self->stick = TRUE;
+  if (self->end < n)
+    remake_rows (self, n - count_rows (self, n, FALSE), n);
+}
+
+static double
+above (QuireChatView *self)
+{
+  return gtk_adjustment_get_value (self->adjustment);
+}
+
+static double
+below (QuireChatView *self)
+{
+  return end_of (self->adjustment) - gtk_adjustment_get_value (self->adjustment);
+}
+
 static gboolean
 more_cb (gpointer user_data)
 {
   QuireChatView *self = user_data;
 
   self->more_id = 0;
-  make_rows (self, count_rows (self, self->first));
+  if (!is_at_last (self) && below (self) < above (self))
+    append_rows (self, count_rows (self, self->end, TRUE));
+  else
+    make_rows (self, count_rows (self, self->first, FALSE));
   return G_SOURCE_REMOVE;
 }
 
@@ -248,9 +320,10 @@ more_cb (gpointer user_data)
 static void
 make_rows_near (QuireChatView *self)
 {
-  if (self->first > 0 && self->more_id == 0 && gtk_adjustment_get_page_size (self->adjustment) > 0
-      && gtk_adjustment_get_value (self->adjustment)
-             < gtk_adjustment_get_page_size (self->adjustment))
+  double page = gtk_adjustment_get_page_size (self->adjustment);
+
+  if (self->more_id == 0 && page > 0
+      && ((self->first > 0 && above (self) < page) || (!is_at_last (self) && below (self) < page)))
     self->more_id = g_idle_add_full (G_PRIORITY_HIGH_IDLE + 30, more_cb, self, NULL);
 }
 
@@ -271,8 +344,7 @@ value_changed_cb (QuireChatView *self)
   if (!self->growing)
     drop_anchor (self);
   if (!self->growing)
-    self->stick
-        = end_of (self->adjustment) - gtk_adjustment_get_value (self->adjustment) <= STICK_PX;
+    self->stick = is_at_last (self) && below (self) <= STICK_PX;
   update_jump (self);
   make_rows_near (self);
 }
@@ -280,7 +352,7 @@ value_changed_cb (QuireChatView *self)
 static void
 jump_to_end (QuireChatView *self)
 {
-  self->stick = TRUE;
+  stick_to_end (self);
   adjustment_changed_cb (self);
 }
 
@@ -356,59 +428,115 @@ settings_changed_cb (QuireChatView *self)
   update_left_out (self);
 }
 
+/* Messages come and go at the end alone, but for a chat that is read. */
 static void
 items_changed_cb (QuireChatView *self, guint position, guint removed, guint added)
 {
-  GtkWidget *at = NULL;
-  GtkWidget *row;
-  guint i = 0;
+  guint n = g_list_model_get_n_items (G_LIST_MODEL (self->conversation));
+  GtkWidget *row = gtk_widget_get_last_child (self->rows);
 
-  if (position < self->first || gtk_widget_get_first_child (self->rows) == NULL)
+  if (position < self->first || row == NULL || position + added < n)
+    remake_rows (self, n - count_rows (self, n, FALSE), n);
+  else if (position <= self->end)
     {
-      /* Begins anew, from the end. */
-      guint n = g_list_model_get_n_items (G_LIST_MODEL (self->conversation));
-
-      while ((row = gtk_widget_get_first_child (self->rows)) != NULL)
-        gtk_box_remove (GTK_BOX (self->rows), row);
-      self->first = n - count_rows (self, n);
-      position = 0;
-      removed = 0;
-      added = n - self->first;
+      for (; self->end > position; self->end--)
+        gtk_box_remove (GTK_BOX (self->rows), gtk_widget_get_last_child (self->rows));
+      row = gtk_widget_get_last_child (self->rows);
+      if (row != NULL)
+        quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), FALSE);
+      append_rows (self, added <= ROWS_MAX ? added : count_rows (self, position, TRUE));
     }
-  else
-    position -= self->first;
-  for (row = gtk_widget_get_first_child (self->rows); row != NULL && i < position; i++)
-    {
-      quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), FALSE);
-      at = row;
-      row = gtk_widget_get_next_sibling (row);
-    }
-  for (i = 0; i < removed && row != NULL; i++)
-    {
-      GtkWidget *next = gtk_widget_get_next_sibling (row);
-
-      gtk_box_remove (GTK_BOX (self->rows), row);
-      row = next;
-    }
-  for (i = 0; i < added; i++)
-    {
-      g_autoptr (QuireMessage) message
-          = g_list_model_get_item (G_LIST_MODEL (self->conversation), self->first + position + i);
-
-      row = quire_message_row_new (message);
-      gtk_box_insert_child_after (GTK_BOX (self->rows), row, at);
-      at = row;
-    }
-
+  if (self->stick)
+    stick_to_end (self);
   row = gtk_widget_get_last_child (self->rows);
-  if (row != NULL)
-    quire_message_row_set_last (QUIRE_MESSAGE_ROW (row), TRUE);
   update_left_out (self);
   /* What is still being read is not an empty chat. */
   gtk_stack_set_visible_child_name (
       GTK_STACK (self->stack),
       row != NULL || !quire_conversation_is_loaded (self->conversation) ? "transcript" : "empty");
   update_actions (self);
+}
+
+/* Of message @index: with those up to it where it is near, else with what fills the view after it. */
+static void
+make_row (gpointer user_data, guint index)
+{
+  QuireChatView *self = user_data;
+
+  if (index >= self->first && index < self->end)
+    return;
+  if (index < self->first && self->first - index <= ROWS_MAX)
+    make_rows (self, self->first - index);
+  else if (index >= self->end && index - self->end < ROWS_MAX)
+    append_rows (self, index + 1 - self->end);
+  else
+    {
+      self->stick = FALSE;
+      remake_rows (self, index - MIN (index, ROWS_BEFORE), index + count_rows (self, index, TRUE));
+    }
+}
+
+void
+quire_chat_view_make_row (QuireChatView *self, guint seq)
+{
+  guint n = g_list_model_get_n_items (G_LIST_MODEL (self->conversation));
+
+  for (guint i = 0; i < n; i++)
+    {
+      g_autoptr (QuireMessage) message
+          = g_list_model_get_item (G_LIST_MODEL (self->conversation), i);
+
+      if (quire_message_get_seq (message) == seq)
+        make_row (self, i);
+    }
+}
+
+static GtkWidget *find_row (QuireChatView *self, guint seq);
+
+static gboolean
+flash_over_cb (gpointer user_data)
+{
+  gtk_widget_remove_css_class (user_data, "quire-flash");
+  return G_SOURCE_REMOVE;
+}
+
+/* Rows around it are laid out in the next frames: it is kept in its place meanwhile. */
+static gboolean
+show_message_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
+{
+  QuireChatView *self = QUIRE_CHAT_VIEW (widget);
+  GtkWidget *row = find_row (self, self->shown_seq);
+  gboolean over = ++self->shown_frames >= ANCHOR_FRAMES;
+  graphene_point_t at;
+
+  if (row != NULL && gtk_widget_get_height (row) > 0
+      && gtk_widget_compute_point (row, self->scrolled, &GRAPHENE_POINT_INIT (0, 0), &at))
+    {
+      double value = gtk_adjustment_get_value (self->adjustment) + at.y - SHOWN_PX;
+
+      if (ABS (at.y - SHOWN_PX) > 1)
+        gtk_adjustment_set_value (self->adjustment, CLAMP (value, 0, end_of (self->adjustment)));
+      if (over)
+        {
+          gtk_widget_add_css_class (row, "quire-flash");
+          g_timeout_add_full (G_PRIORITY_DEFAULT, FLASH_MS, flash_over_cb, g_object_ref (row),
+                              g_object_unref);
+        }
+    }
+  if (over)
+    self->shown_id = 0;
+  return over ? G_SOURCE_REMOVE : G_SOURCE_CONTINUE;
+}
+
+void
+quire_chat_view_show_message (QuireChatView *self, guint seq)
+{
+  self->stick = FALSE;
+  quire_chat_view_make_row (self, seq);
+  self->shown_seq = seq;
+  self->shown_frames = 0;
+  if (self->shown_id == 0)
+    self->shown_id = gtk_widget_add_tick_callback (GTK_WIDGET (self), show_message_cb, NULL, NULL);
 }
 
 /* ---- Turns ---- */
@@ -432,7 +560,7 @@ begin_turn (QuireChatView *self, QuireTurnSettings *settings)
   quire_conversation_get_settings (self->conversation, &own);
   quire_chat_settings_apply (&own, settings);
   settings->asked_us = quire_composer_get_asked_us (self->composer);
-  self->stick = TRUE;
+  stick_to_end (self);
   return TRUE;
 }
 
@@ -569,11 +697,11 @@ static void
 copy_reply_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
   QuireChatView *self = user_data;
-  GtkWidget *row = gtk_widget_get_last_child (self->rows);
+  QuireMessage *reply = quire_conversation_get_last_reply (self->conversation);
 
-  if (row == NULL)
+  if (reply == NULL)
     return;
-  quire_message_row_copy (QUIRE_MESSAGE_ROW (row));
+  quire_message_row_copy_of (reply, GTK_WIDGET (self));
   quire_chat_view_add_toast (self, adw_toast_new (_ ("Reply copied")));
 }
 
@@ -637,8 +765,6 @@ settings_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 static void
 find_cb (GSimpleAction *action, GVariant *parameter, gpointer user_data)
 {
-  /* It looks in rows, so there has to be one for each message. */
-  quire_chat_view_make_all_rows (user_data);
   quire_find_bar_open (QUIRE_CHAT_VIEW (user_data)->find_bar);
 }
 
@@ -861,7 +987,8 @@ build (QuireChatView *self)
   g_signal_connect_swapped (self->model_bar, "chosen", G_CALLBACK (gtk_widget_grab_focus), self);
   gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->model_bar));
   self->find_bar
-      = QUIRE_FIND_BAR (quire_find_bar_new (self->rows, GTK_SCROLLED_WINDOW (self->scrolled)));
+      = QUIRE_FIND_BAR (quire_find_bar_new (G_LIST_MODEL (self->conversation), self->rows,
+                                            GTK_SCROLLED_WINDOW (self->scrolled), make_row, self));
   g_signal_connect_swapped (self->find_bar, "closed", G_CALLBACK (gtk_widget_grab_focus), self);
   gtk_box_append (GTK_BOX (self), clamp_new (GTK_WIDGET (self->find_bar)));
   gtk_box_append (GTK_BOX (self), GTK_WIDGET (self->toasts));
@@ -927,12 +1054,6 @@ quire_chat_view_get_actions (QuireChatView *self)
   return G_ACTION_GROUP (self->actions);
 }
 
-void
-quire_chat_view_make_all_rows (QuireChatView *self)
-{
-  make_rows (self, self->first);
-}
-
 QuireFindBar *
 quire_chat_view_get_find_bar (QuireChatView *self)
 {
@@ -977,7 +1098,7 @@ quire_chat_view_get_announcer (QuireChatView *self)
 guint
 quire_chat_view_get_n_rows (QuireChatView *self)
 {
-  return g_list_model_get_n_items (G_LIST_MODEL (self->conversation)) - self->first;
+  return self->end - self->first;
 }
 
 GtkAdjustment *
@@ -1009,6 +1130,9 @@ quire_chat_view_dispose (GObject *object)
   g_clear_handle_id (&self->follow_id, g_source_remove);
   g_clear_handle_id (&self->more_id, g_source_remove);
   drop_anchor (self);
+  if (self->shown_id != 0)
+    gtk_widget_remove_tick_callback (GTK_WIDGET (self), self->shown_id);
+  self->shown_id = 0;
   g_clear_object (&self->conversation);
   g_clear_object (&self->actions);
   G_OBJECT_CLASS (quire_chat_view_parent_class)->dispose (object);

@@ -22,8 +22,10 @@ GActionGroup *quire_chat_view_get_actions (QuireChatView *self);
 GtkAdjustment *quire_chat_view_get_adjustment (QuireChatView *self);
 QuireFindBar *quire_chat_view_get_find_bar (QuireChatView *self);
 QuireModelBar *quire_chat_view_get_model_bar (QuireChatView *self);
-/* Old messages have no row until the user comes near them: afterwards each has one. */
-void quire_chat_view_make_all_rows (QuireChatView *self);
+/* Messages have no row until the user comes near them: afterwards that with number @seq has one, if it is there. */
+void quire_chat_view_make_row (QuireChatView *self, guint seq);
+/* Scrolls to the beginning of message @seq, and shows for a moment which it is. */
+void quire_chat_view_show_message (QuireChatView *self, guint seq);
 /* FALSE when it was closed already. */
 gboolean quire_chat_view_close_find (QuireChatView *self);
 /* What scrolls the messages. Borrowed. */

@@ -9,9 +9,10 @@
 
 #include <adwaita.h>
 #include <glib/gi18n.h>
-#include <gtksourceview/gtksource.h>
 #include <math.h>
 #include <string.h>
+
+#include "app/quire-highlight.h"
 
 #define COPIED_SHOWN_MS 1500
 /* So long after the last change the view knows its height itself. */
@@ -38,42 +39,12 @@ struct _QuireCodeBlock
 
 G_DEFINE_FINAL_TYPE (QuireCodeBlock, quire_code_block, GTK_TYPE_WIDGET)
 
-/* Fence words that are not GtkSourceView's own ids. */
-static const struct
-{
-  const char *word, *id;
-} aliases[] = {
-  { "py", "python3" },     { "python", "python3" }, { "js", "js" },       { "javascript", "js" },
-  { "ts", "typescript" },  { "bash", "sh" },        { "shell", "sh" },    { "zsh", "sh" },
-  { "console", "sh" },     { "c++", "cpp" },        { "h", "c" },         { "rs", "rust" },
-  { "golang", "go" },      { "yml", "yaml" },       { "md", "markdown" }, { "cs", "c-sharp" },
-  { "csharp", "c-sharp" }, { "rb", "ruby" },        { "patch", "diff" },  { "tex", "latex" },
-  { "cuda", "cuda" },      { "vue", "html" },       { "jsonc", "json" },  { "kt", "kotlin" },
-  { "hs", "haskell" },
-};
-
-static GtkSourceLanguage *
-find_language (const char *word)
-{
-  GtkSourceLanguageManager *manager = gtk_source_language_manager_get_default ();
-
-  if (word == NULL)
-    return NULL;
-  for (gsize i = 0; i < G_N_ELEMENTS (aliases); i++)
-    if (strcmp (word, aliases[i].word) == 0)
-      return gtk_source_language_manager_get_language (manager, aliases[i].id);
-  return gtk_source_language_manager_get_language (manager, word);
-}
-
 static void
 update_style (QuireCodeBlock *self)
 {
   gboolean dark = adw_style_manager_get_dark (adw_style_manager_get_default ());
-  GtkSourceStyleSchemeManager *manager = gtk_source_style_scheme_manager_get_default ();
-  GtkSourceStyleScheme *scheme
-      = gtk_source_style_scheme_manager_get_scheme (manager, dark ? "Adwaita-dark" : "Adwaita");
 
-  gtk_source_buffer_set_style_scheme (self->buffer, scheme);
+  quire_highlight_set_dark (self->buffer, dark);
 }
 
 static gboolean
@@ -148,14 +119,9 @@ quire_code_block_set_code (QuireCodeBlock *self, const char *code, const char *l
 
   if (g_strcmp0 (self->language, language) != 0)
     {
-      GtkSourceLanguage *found = find_language (language);
-
       g_free (self->language);
       self->language = g_strdup (language);
-      gtk_source_buffer_set_language (self->buffer, found);
-      gtk_label_set_text (self->language_label, found != NULL ? gtk_source_language_get_name (found)
-                                                : language != NULL ? language
-                                                                   : "");
+      quire_highlight_set_language (self->buffer, self->language_label, language);
     }
   if (g_strcmp0 (self->code, code) == 0)
     return;
@@ -175,6 +141,12 @@ quire_code_block_set_code (QuireCodeBlock *self, const char *code, const char *l
   g_free (self->code);
   self->code = g_strdup (code);
   request_height (self);
+}
+
+GtkSourceBuffer *
+quire_code_block_get_buffer (QuireCodeBlock *self)
+{
+  return self->buffer;
 }
 
 static void

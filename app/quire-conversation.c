@@ -496,6 +496,40 @@ quire_conversation_get_n_tokens (QuireConversation *self)
   return view != NULL ? view->n_tokens : 0;
 }
 
+/* A reply's figures say where it begins: behind its prompt, of which the user's message is the end. Those of earlier replies count
+ * from the same beginning as long as they are in order. */
+QuireMessage *
+quire_conversation_find_token (QuireConversation *self, guint token)
+{
+  guint left_out = quire_conversation_get_left_out (self), end = G_MAXUINT;
+  QuireMessage *user = NULL; /* the first one whose reply is known */
+
+  for (guint i = quire_tree_get_path (self->tree)->len; i > 0; i--)
+    {
+      QuireMessage *message = nth (self, i - 1);
+      const qe_receipt *r = &quire_message_get_reply (message)->receipt;
+
+      if (quire_message_get_seq (message) <= left_out)
+        return NULL;
+      if (quire_message_get_role (message) == QE_ROLE_USER)
+        {
+          user = message;
+          continue;
+        }
+      /* One that runs has no figures yet. */
+      if (r->n_prompt == 0 && end == G_MAXUINT)
+        continue;
+      if (r->n_prompt == 0 || r->n_prompt >= end)
+        return NULL;
+      if (token >= r->n_prompt + r->n_generated && user != NULL)
+        return user;
+      if (token >= r->n_prompt)
+        return message;
+      end = r->n_prompt;
+    }
+  return end != G_MAXUINT ? user : NULL;
+}
+
 guint
 quire_conversation_get_n_context (QuireConversation *self)
 {

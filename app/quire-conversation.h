@@ -74,6 +74,8 @@ gboolean quire_conversation_set_cache (QuireConversation *self, QuireCacheChoice
 qe_cache_mode quire_conversation_get_cache_mode (QuireConversation *self);
 /* Tokens of its session, 0 before the first turn. */
 guint quire_conversation_get_n_tokens (QuireConversation *self);
+/* The message that token @token of the session is of; NULL where that is not known, as after turns were left out. Borrowed. */
+QuireMessage *quire_conversation_find_token (QuireConversation *self, guint token);
 /* Tokens of context that it takes: its session's, or, while that has none, those that its last reply ended with. */
 guint quire_conversation_get_n_context (QuireConversation *self);
 /* The messages that count, of which the last is the user's: what was asked to get the last reply. Text is borrowed

@@ -1,17 +1,23 @@
 /* quire-find-bar.c: see quire-find-bar.h.
  *
- * Places are looked for each time they are needed: a reply that streams makes and drops labels, so none is kept. A place is
+ * Places are looked for each time they are needed: a reply that streams makes and drops labels, so none is kept. In messages
+ * that have no row they are counted in the text; the one that is gone to gets its row, and is marked once that has its place. A place is
  * marked by its colours: a selection is seen where the focus is, and that stays in the entry. CSS: findbar > revealer > box. */
 #include "app/quire-find-bar.h"
 
 #include <glib/gi18n.h>
 
+#include "app/quire-find-text.h"
 #include "app/quire-message-row.h"
+
+/* A row that was made, and those around it, have found their places after so many frames. */
+#define SETTLE_FRAMES 12
 
 typedef struct
 {
-  GtkWidget *widget; /* borrowed: a label or a text view */
+  GtkWidget *widget; /* borrowed: a label or a text view; NULL: the message has no row */
   int begin, end;    /* characters */
+  guint message;     /* its index */
 } Place;
 
 struct _QuireFindBar
@@ -20,8 +26,13 @@ struct _QuireFindBar
 
   GtkWidget *revealer, *entry, *previous, *next;
   GtkLabel *text;
+  GListModel *messages;
   GtkWidget *rows;
   GtkScrolledWindow *scrolled;
+  QuireMakeRowFunc make_row;
+  gpointer user_data;
+  QuireFindText *texts; /* while it is open */
+  guint settle_id, n_frames;
   GtkWidget *marked;       /* weak */
   PangoAttrList *unmarked; /* what it had before, when it is a label */
   guint at;                /* of the places, from 0 */
@@ -45,42 +56,26 @@ dup_shown (GtkWidget *widget)
   return text;
 }
 
-static gunichar *
-dup_folded (const char *text, glong *n)
-{
-  gunichar *folded = g_utf8_to_ucs4_fast (text, -1, n);
-
-  for (glong i = 0; i < *n; i++)
-    folded[i] = g_unichar_tolower (folded[i]);
-  return folded;
-}
-
 static void
-collect_from (GtkWidget *widget, const gunichar *needle, glong n_needle, GArray *places)
+collect_from (GtkWidget *widget, guint message, const gunichar *needle, glong n_needle,
+              GArray *places)
 {
   g_autofree char *text = dup_shown (widget);
   glong n;
-  g_autofree gunichar *folded = dup_folded (text, &n);
+  g_autofree gunichar *folded = quire_find_fold (text, &n);
 
-  for (glong i = 0; i + n_needle <= n; i++)
+  for (glong at = quire_find_next (folded, n, 0, needle, n_needle); at >= 0;
+       at = quire_find_next (folded, n, at + n_needle, needle, n_needle))
     {
-      glong k = 0;
+      Place place = { widget, (int)at, (int)(at + n_needle), message };
 
-      while (k < n_needle && folded[i + k] == needle[k])
-        k++;
-      if (k == n_needle)
-        {
-          Place place = { widget, (int)i, (int)(i + n_needle) };
-
-          g_array_append_val (places, place);
-          i += n_needle - 1;
-        }
+      g_array_append_val (places, place);
     }
 }
 
 /* What is selectable is a message's text; names of buttons and figures are not. */
 static void
-collect (GtkWidget *widget, const gunichar *needle, glong n_needle, GArray *places)
+collect (GtkWidget *widget, guint message, const gunichar *needle, glong n_needle, GArray *places)
 {
   if (!gtk_widget_get_child_visible (widget) || !gtk_widget_get_visible (widget)
       || gtk_widget_has_css_class (widget, "quire-receipt"))
@@ -88,12 +83,12 @@ collect (GtkWidget *widget, const gunichar *needle, glong n_needle, GArray *plac
   if ((GTK_IS_LABEL (widget) && gtk_label_get_selectable (GTK_LABEL (widget)))
       || GTK_IS_TEXT_VIEW (widget))
     {
-      collect_from (widget, needle, n_needle, places);
+      collect_from (widget, message, needle, n_needle, places);
       return;
     }
   for (GtkWidget *child = gtk_widget_get_first_child (widget); child != NULL;
        child = gtk_widget_get_next_sibling (child))
-    collect (child, needle, n_needle, places);
+    collect (child, message, needle, n_needle, places);
 }
 
 /* Returns: (element-type Place) owned, in the order of the text. */
@@ -102,10 +97,30 @@ find_places (QuireFindBar *self)
 {
   GArray *places = g_array_new (FALSE, FALSE, sizeof (Place));
   glong n;
-  g_autofree gunichar *needle = dup_folded (gtk_editable_get_text (GTK_EDITABLE (self->entry)), &n);
+  g_autofree gunichar *needle
+      = quire_find_fold (gtk_editable_get_text (GTK_EDITABLE (self->entry)), &n);
+  GtkWidget *row = gtk_widget_get_first_child (self->rows);
+  guint n_messages = n > 0 ? g_list_model_get_n_items (self->messages) : 0;
 
-  if (n > 0)
-    collect (self->rows, needle, n, places);
+  if (self->texts == NULL)
+    self->texts = quire_find_text_new ();
+  for (guint i = 0; i < n_messages; i++)
+    {
+      g_autoptr (QuireMessage) message = g_list_model_get_item (self->messages, i);
+
+      if (row != NULL && quire_message_row_get_message (QUIRE_MESSAGE_ROW (row)) == message)
+        {
+          collect (row, i, needle, n, places);
+          row = gtk_widget_get_next_sibling (row);
+        }
+      else
+        {
+          Place place = { .message = i };
+
+          for (guint k = quire_find_text_count (self->texts, message, needle, n); k > 0; k--)
+            g_array_append_val (places, place);
+        }
+    }
   return places;
 }
 
@@ -201,6 +216,37 @@ mark (QuireFindBar *self, const Place *place)
     }
 }
 
+static void show (QuireFindBar *self);
+
+static void
+stop_settling (QuireFindBar *self)
+{
+  if (self->settle_id != 0)
+    gtk_widget_remove_tick_callback (GTK_WIDGET (self), self->settle_id);
+  self->settle_id = 0;
+}
+
+/* The place is kept in sight while rows around it are laid out. */
+static gboolean
+settle_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
+{
+  QuireFindBar *self = QUIRE_FIND_BAR (widget);
+  gboolean over = ++self->n_frames >= SETTLE_FRAMES;
+
+  if (over)
+    self->settle_id = 0;
+  show (self);
+  return over ? G_SOURCE_REMOVE : G_SOURCE_CONTINUE;
+}
+
+static void
+settle (QuireFindBar *self)
+{
+  self->n_frames = 0;
+  if (self->settle_id == 0)
+    self->settle_id = gtk_widget_add_tick_callback (GTK_WIDGET (self), settle_cb, NULL, NULL);
+}
+
 static void
 show (QuireFindBar *self)
 {
@@ -220,7 +266,18 @@ show (QuireFindBar *self)
   /* Translators: which of the places where a word was found, and how many there are. */
   text = g_strdup_printf (_ ("%u of %u"), self->at + 1, places->len);
   gtk_label_set_text (self->text, text);
-  mark (self, &g_array_index (places, Place, self->at));
+  {
+    const Place *place = &g_array_index (places, Place, self->at);
+
+    if (place->widget != NULL && gtk_widget_get_height (place->widget) > 0)
+      mark (self, place);
+    else if (place->widget == NULL)
+      {
+        unmark (self);
+        self->make_row (self->user_data, place->message);
+        settle (self);
+      }
+  }
 }
 
 static void
@@ -233,6 +290,7 @@ changed_cb (QuireFindBar *self)
   if (given || !quire_find_bar_is_open (self))
     return;
   self->at = 0;
+  stop_settling (self);
   show (self);
 }
 
@@ -311,7 +369,8 @@ show_at (QuireFindBar *self, GtkWidget *row, const char *words)
   gtk_editable_set_text (GTK_EDITABLE (self->entry), words);
   places = find_places (self);
   for (guint i = 0; i < places->len; i++)
-    if (gtk_widget_is_ancestor (g_array_index (places, Place, i).widget, row))
+    if (g_array_index (places, Place, i).widget != NULL
+        && gtk_widget_is_ancestor (g_array_index (places, Place, i).widget, row))
       {
         g_free (self->given);
         self->given = g_strdup (words);
@@ -351,6 +410,8 @@ quire_find_bar_close (QuireFindBar *self)
     return;
   gtk_revealer_set_reveal_child (GTK_REVEALER (self->revealer), FALSE);
   gtk_widget_set_visible (GTK_WIDGET (self), FALSE);
+  stop_settling (self);
+  g_clear_pointer (&self->texts, quire_find_text_free);
   unmark (self);
   g_signal_emit (self, closed_signal, 0);
 }
@@ -368,6 +429,8 @@ quire_find_bar_dispose (GObject *object)
 {
   QuireFindBar *self = QUIRE_FIND_BAR (object);
 
+  stop_settling (self);
+  g_clear_pointer (&self->texts, quire_find_text_free);
   g_clear_pointer (&self->given, g_free);
   g_clear_pointer (&self->unmarked, pango_attr_list_unref);
   g_clear_weak_pointer (&self->marked);
@@ -436,12 +499,29 @@ quire_find_bar_init (QuireFindBar *self)
   g_signal_connect_swapped (self->entry, "stop-search", G_CALLBACK (quire_find_bar_close), self);
 }
 
+/* Who scrolls goes where that leads. */
+static gboolean
+scroll_cb (QuireFindBar *self)
+{
+  stop_settling (self);
+  return GDK_EVENT_PROPAGATE;
+}
+
 GtkWidget *
-quire_find_bar_new (GtkWidget *rows, GtkScrolledWindow *scrolled)
+quire_find_bar_new (GListModel *messages, GtkWidget *rows, GtkScrolledWindow *scrolled,
+                    QuireMakeRowFunc make_row, gpointer user_data)
 {
   QuireFindBar *self = g_object_new (QUIRE_TYPE_FIND_BAR, NULL);
+  GtkEventController *scroll
+      = gtk_event_controller_scroll_new (GTK_EVENT_CONTROLLER_SCROLL_BOTH_AXES);
 
+  self->messages = messages;
   self->rows = rows;
   self->scrolled = scrolled;
+  self->make_row = make_row;
+  self->user_data = user_data;
+  gtk_event_controller_set_propagation_phase (scroll, GTK_PHASE_CAPTURE);
+  g_signal_connect_object (scroll, "scroll", G_CALLBACK (scroll_cb), self, G_CONNECT_SWAPPED);
+  gtk_widget_add_controller (GTK_WIDGET (scrolled), scroll);
   return GTK_WIDGET (self);
 }

@@ -7,9 +7,13 @@ G_BEGIN_DECLS
 #define QUIRE_TYPE_FIND_BAR (quire_find_bar_get_type ())
 G_DECLARE_FINAL_TYPE (QuireFindBar, quire_find_bar, QUIRE, FIND_BAR, GtkWidget)
 
-/* Signal: closed. @rows: whose labels and text views are searched, upper and lower case alike; @scrolled: shows them. Borrowed,
- * as long as this lives. */
-GtkWidget *quire_find_bar_new (GtkWidget *rows, GtkScrolledWindow *scrolled);
+/* Makes a row for message @index of those that are searched, and lets it be laid out. */
+typedef void (*QuireMakeRowFunc) (gpointer user_data, guint index);
+
+/* Signal: closed. @messages: (element-type QuireMessage) searched in what they show, upper and lower case alike; @rows: of those that
+ * have one; @scrolled: shows them. @make_row: for a place without one. All borrowed, as long as this lives. */
+GtkWidget *quire_find_bar_new (GListModel *messages, GtkWidget *rows, GtkScrolledWindow *scrolled,
+                               QuireMakeRowFunc make_row, gpointer user_data);
 void quire_find_bar_open (QuireFindBar *self);
 /* Opens at message @seq, which has a row: its first place with all of @query is marked, else the first with one of its
  * words, else the message is only scrolled to. Without such a message it is closed. */

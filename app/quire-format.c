@@ -252,7 +252,12 @@ quire_format_receipt_figures (QuireMessage *message)
   if (ending != NULL)
     g_strv_builder_add (figures, ending);
   if (r->n_generated > 0)
-    g_strv_builder_add (figures, first);
+    {
+      /* Translators: the time until a reply's first token was there, "0.14 s to first token". Keep it short. */
+      g_autofree char *a = g_strdup_printf (_ ("%s to first token"), first);
+
+      g_strv_builder_add (figures, a);
+    }
   if (r->decode_tokens_per_s > 0)
     g_strv_builder_add (figures, speed);
   if (r->n_prompt > 0)

@@ -580,7 +580,10 @@ may_be_item (const char *line, gsize n, gboolean whole)
 static gboolean
 has_fence (const char *line, gsize n)
 {
-  return memmem (line, n, "```", 3) != NULL || memmem (line, n, "~~~", 3) != NULL;
+  for (gsize i = 0; i + 3 <= n; i++)
+    if ((line[i] == '`' || line[i] == '~') && line[i + 1] == line[i] && line[i + 2] == line[i])
+      return TRUE;
+  return FALSE;
 }
 
 /* Text is settled before a line that follows a blank one, is not indented, and is no item of a list: nothing before it can

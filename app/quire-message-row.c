@@ -533,14 +533,20 @@ quire_message_row_set_left_out (QuireMessageRow *self, gboolean left_out, gboole
 }
 
 void
-quire_message_row_copy (QuireMessageRow *self)
+quire_message_row_copy_of (QuireMessage *message, GtkWidget *widget)
 {
   gsize n_bytes;
-  const char *text = quire_message_get_text (self->message, &n_bytes);
+  const char *text = quire_message_get_text (message, &n_bytes);
   QuireThinking parts = quire_thinking_split (text, n_bytes);
   g_autofree char *valid = quire_text_make_valid (parts.answer, parts.n_answer);
 
-  gdk_clipboard_set_text (gtk_widget_get_clipboard (GTK_WIDGET (self)), valid);
+  gdk_clipboard_set_text (gtk_widget_get_clipboard (widget), valid);
+}
+
+void
+quire_message_row_copy (QuireMessageRow *self)
+{
+  quire_message_row_copy_of (self->message, GTK_WIDGET (self));
 }
 
 /* A window that goes takes its frame clock along, and the clock its handlers. */

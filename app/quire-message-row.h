@@ -17,5 +17,7 @@ void quire_message_row_set_last (QuireMessageRow *self, gboolean last);
 void quire_message_row_set_left_out (QuireMessageRow *self, gboolean left_out, gboolean last);
 /* The reply without its thinking, to the clipboard. */
 void quire_message_row_copy (QuireMessageRow *self);
+/* The same for a reply that may have no row, to the clipboard of @widget. */
+void quire_message_row_copy_of (QuireMessage *message, GtkWidget *widget);
 
 G_END_DECLS

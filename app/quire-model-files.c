@@ -295,7 +295,10 @@ strip_dir (const char *message, const char *dir)
   g_auto (GStrv) parts = g_strsplit (message, prefix, -1);
   g_autofree char *text = g_strjoinv ("", parts);
 
-  return g_str_has_suffix (text, ".") ? g_steal_pointer (&text) : g_strconcat (text, ".", NULL);
+  /* Translators: words that are a sentence, and its full stop. */
+  return g_str_has_suffix (text, ".")
+             ? g_strdup (quire_words (text))
+             : g_strdup_printf (C_ ("sentence", "%s."), quire_words (text));
 }
 
 /* ---- What Quire does not run ---- */

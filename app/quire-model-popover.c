@@ -6,6 +6,7 @@
 #include "app/quire-format.h"
 #include "app/quire-settings.h"
 #include "app/quire-widget.h"
+#include "app/quire-words.h"
 
 struct _QuireModelPopover
 {
@@ -62,7 +63,7 @@ add_model (QuireModelPopover *self, const qe_engine_status *status)
             g_strdup_printf (_ ("%'u tokens"), model->context_max));
   add_fact (GTK_GRID (grid), row++, _ ("Cache per token"),
             quire_format_bytes (model->kv_bytes_per_token));
-  add_fact (GTK_GRID (grid), row++, _ ("Runs on"), g_strdup (status->device));
+  add_fact (GTK_GRID (grid), row++, _ ("Runs on"), g_strdup (quire_words (status->device)));
   gtk_box_append (GTK_BOX (self->box), grid);
 }
 

@@ -1,9 +1,10 @@
 /* quire-page-map.c: see quire-page-map.h.
  *
- * Drawing: a render node for each cell, kept until what the cell shows changes, and one that holds those of a row. So what
- * is drawn anew is the changed cells, and the renderer finds them by comparing nodes. Full cells that look alike share the
- * node that is moved to their places. Colours come from the style (@quire_tier_gpu, _host, _disk), shapes tell the tiers apart without
- * them: GPU solid, host half a cell along the diagonal in an outline, disk a hollow square. */
+ * Drawing: a row of cells is one texture, kept until one of its cells looks other; then that cell alone is painted anew. A
+ * renderer that draws in software goes through every node of the window in each frame, so the map's nodes are few, and a
+ * change is no larger than a row. Full cells that look alike are copies of one picture. Colours come from the style
+ * (@quire_tier_gpu, _host, _disk), shapes tell the tiers apart without them: GPU solid, host half a cell along the diagonal in an
+ * outline, disk a hollow square. */
 #include "app/quire-page-map.h"
 
 #include <adwaita.h>
@@ -26,6 +27,8 @@ typedef struct
   double level; /* 0.125..1 */
 } Look;
 
+#define N_COLORS 6
+
 struct _QuirePageMap
 {
   GtkWidget parent_instance;
@@ -33,13 +36,18 @@ struct _QuirePageMap
   qe_cell *pages;
   guint n_pages;
   QuireMapLayout layout;
-  GPtrArray *cells,
-      *rows; /* (element-type GskRenderNode nullable); NULL: to be made, as what is behind the end */
-  GskRenderNode *full[QE_N_TIERS][N_MARKS]; /* full cells at 0, 0; NULL: to be made */
+  GPtrArray *rows;                /* (element-type GdkTexture nullable) */
+  GByteArray *stale_rows, *stale; /* one a row, one a cell: 1 when it is to be painted */
+  cairo_surface_t *full[QE_N_TIERS][N_MARKS]; /* full cells; NULL: to be painted */
+  GdkRGBA colors[N_COLORS];                   /* that they were painted with */
   guint64 n_painted;
   int width;
   int cursor; /* cell, -1: none */
+  QuireTokenWordsFunc words_func;
+  gpointer words_data;
 };
+
+static guint activated_signal;
 
 G_DEFINE_FINAL_TYPE (QuirePageMap, quire_page_map, GTK_TYPE_WIDGET)
 
@@ -208,18 +216,28 @@ look_equal (const Look *a, const Look *b)
   return a->tier == b->tier && a->mark == b->mark && a->level == b->level;
 }
 
-static GskRenderNode *
-build_look (QuirePageMap *self, const Look *look)
+/* Returns: owned, a cell in device pixels. */
+static cairo_surface_t *
+paint_look (QuirePageMap *self, const Look *look)
 {
   const graphene_rect_t r = GRAPHENE_RECT_INIT (0, 0, QUIRE_MAP_CELL_PX, QUIRE_MAP_CELL_PX);
+  int scale = gtk_widget_get_scale_factor (GTK_WIDGET (self)), n_px = QUIRE_MAP_CELL_PX * scale;
+  cairo_surface_t *surface = cairo_image_surface_create (CAIRO_FORMAT_ARGB32, n_px, n_px);
+  cairo_t *cr = cairo_create (surface);
   GtkSnapshot *snapshot = gtk_snapshot_new ();
+  g_autoptr (GskRenderNode) node = NULL;
 
   quire_page_map_snapshot_swatch (GTK_WIDGET (self), snapshot, &r, look->tier, look->level);
   if (look->mark == MARK_MOVING)
     append_arrow (self, snapshot, &r);
   else if (look->mark == MARK_SHARED)
     append_dot (self, snapshot, &r);
-  return gtk_snapshot_free_to_node (snapshot);
+  node = gtk_snapshot_free_to_node (snapshot);
+  cairo_scale (cr, scale, scale);
+  gsk_render_node_draw (node, cr);
+  cairo_destroy (cr);
+  cairo_surface_flush (surface);
+  return surface;
 }
 
 static float
@@ -231,80 +249,130 @@ cell_x (QuirePageMap *self, guint column)
   return rtl ? (float)self->width - x - QUIRE_MAP_CELL_PX : x;
 }
 
-static GskRenderNode *
-build_cell (QuirePageMap *self, guint index)
+/* Paints a cell at @to, the upper left corner of its place in pixels whose lines are @stride apart. */
+static void
+paint_cell (QuirePageMap *self, guint index, guchar *to, gsize stride)
 {
   Look look = look_of (&self->layout, self->pages, index);
-  guint column = index % self->layout.n_columns, row = index / self->layout.n_columns;
-  const graphene_point_t at
-      = GRAPHENE_POINT_INIT (cell_x (self, column), (float)(row * QUIRE_MAP_PITCH_PX));
-  g_autoptr (GskTransform) place = gsk_transform_translate (NULL, &at);
-  g_autoptr (GskRenderNode) shape = NULL;
+  cairo_surface_t **full = &self->full[look.tier][look.mark], *picture;
+  const guchar *from;
+  gsize from_stride;
 
   self->n_painted++;
   if (look.level < 1)
-    shape = build_look (self, &look);
+    picture = paint_look (self, &look);
   else
     {
-      GskRenderNode **full = &self->full[look.tier][look.mark];
-
       if (*full == NULL)
-        *full = build_look (self, &look);
-      shape = gsk_render_node_ref (*full);
+        *full = paint_look (self, &look);
+      picture = cairo_surface_reference (*full);
     }
-  /* NULL is what a move by nothing is. */
-  return place != NULL ? gsk_transform_node_new (shape, place) : g_steal_pointer (&shape);
+  from = cairo_image_surface_get_data (picture);
+  from_stride = (gsize)cairo_image_surface_get_stride (picture);
+  for (int y = 0; y < cairo_image_surface_get_height (picture); y++)
+    memcpy (to + (gsize)y * stride, from + (gsize)y * from_stride,
+            (gsize)cairo_image_surface_get_width (picture) * 4);
+  cairo_surface_destroy (picture);
 }
 
-static GskRenderNode *
-build_row (QuirePageMap *self, guint row)
+static int
+row_width (QuirePageMap *self)
 {
-  guint first = row * self->layout.n_columns;
-  guint end = MIN (first + self->layout.n_columns, self->layout.n_cells);
+  return (int)self->layout.n_columns * QUIRE_MAP_PITCH_PX
+         - (QUIRE_MAP_PITCH_PX - QUIRE_MAP_CELL_PX);
+}
 
-  for (guint i = first; i < end; i++)
-    if (g_ptr_array_index (self->cells, i) == NULL)
-      g_ptr_array_index (self->cells, i) = build_cell (self, i);
-  return gsk_container_node_new ((GskRenderNode **)&g_ptr_array_index (self->cells, first),
-                                 end - first);
+/* The row as it was, with the cells that changed. Returns: owned. */
+static GdkTexture *
+paint_row (QuirePageMap *self, guint row)
+{
+  gboolean rtl = gtk_widget_get_direction (GTK_WIDGET (self)) == GTK_TEXT_DIR_RTL;
+  guint first = row * self->layout.n_columns, n_columns = self->layout.n_columns;
+  int scale = gtk_widget_get_scale_factor (GTK_WIDGET (self));
+  int width = row_width (self) * scale, height = QUIRE_MAP_CELL_PX * scale;
+  gsize stride = (gsize)width * 4;
+  guchar *pixels = g_malloc0_n ((gsize)height, stride);
+  GdkTexture *before = g_ptr_array_index (self->rows, row);
+  g_autoptr (GBytes) bytes = NULL;
+
+  if (before != NULL)
+    gdk_texture_download (before, pixels, stride);
+  for (guint column = 0; column < n_columns; column++)
+    {
+      guint at = (rtl ? n_columns - 1 - column : column) * QUIRE_MAP_PITCH_PX * (guint)scale;
+      guchar *to = pixels + (gsize)at * 4;
+
+      if (first + column >= self->layout.n_cells)
+        for (int y = 0; y < height; y++)
+          memset (to + (gsize)y * stride, 0, QUIRE_MAP_CELL_PX * (gsize)scale * 4);
+      else if (self->stale->data[first + column])
+        {
+          paint_cell (self, first + column, to, stride);
+          self->stale->data[first + column] = 0;
+        }
+    }
+  bytes = g_bytes_new_take (pixels, (gsize)height * stride);
+  return gdk_memory_texture_new (width, height, GDK_MEMORY_DEFAULT, bytes, stride);
 }
 
 static void
-node_free (gpointer node)
+texture_free (gpointer texture)
 {
-  if (node != NULL)
-    gsk_render_node_unref (node);
+  if (texture != NULL)
+    g_object_unref (texture);
 }
 
 static void
-forget_node (GPtrArray *nodes, guint index)
+forget_row (QuirePageMap *self, guint row)
 {
-  if (index < nodes->len)
-    node_free (g_steal_pointer (&g_ptr_array_index (nodes, index)));
+  if (row < self->stale_rows->len)
+    self->stale_rows->data[row] = 1;
 }
 
 static void
 forget_cell (QuirePageMap *self, guint index)
 {
-  forget_node (self->cells, index);
-  forget_node (self->rows, index / self->layout.n_columns);
+  if (index < self->stale->len)
+    self->stale->data[index] = 1;
+  forget_row (self, index / self->layout.n_columns);
+}
+
+static void
+set_n_flags (GByteArray *flags, guint n)
+{
+  guint n_before = flags->len;
+
+  g_byte_array_set_size (flags, n);
+  if (n > n_before)
+    memset (flags->data + n_before, 1, n - n_before);
+}
+
+/* What is new in the layout is to be painted. */
+static void
+match_layout (QuirePageMap *self)
+{
+  set_n_flags (self->stale, self->layout.n_cells);
+  set_n_flags (self->stale_rows, self->layout.n_rows);
+  g_ptr_array_set_size (self->rows, (int)self->layout.n_rows);
 }
 
 static void
 forget_cells (QuirePageMap *self)
 {
-  g_ptr_array_set_size (self->cells, 0);
+  g_byte_array_set_size (self->stale, 0);
+  g_byte_array_set_size (self->stale_rows, 0);
   g_ptr_array_set_size (self->rows, 0);
+  match_layout (self);
 }
 
-/* The style, or the direction, is another. */
+/* The style, the direction or the scale is another. */
 static void
 forget_looks (QuirePageMap *self)
 {
   forget_cells (self);
   for (guint tier = 0; tier < QE_N_TIERS; tier++)
     for (guint mark = 0; mark < N_MARKS; mark++)
-      node_free (g_steal_pointer (&self->full[tier][mark]));
+      g_clear_pointer (&self->full[tier][mark], cairo_surface_destroy);
 }
 
 static void
@@ -312,13 +380,25 @@ quire_page_map_snapshot (GtkWidget *widget, GtkSnapshot *snapshot)
 {
   QuirePageMap *self = QUIRE_PAGE_MAP (widget);
 
-  g_ptr_array_set_size (self->cells, (int)self->layout.n_cells);
-  g_ptr_array_set_size (self->rows, (int)self->layout.n_rows);
+  float x = gtk_widget_get_direction (widget) == GTK_TEXT_DIR_RTL
+                ? (float)(self->width - row_width (self))
+                : 0;
+
   for (guint i = 0; i < self->rows->len; i++)
     {
-      if (g_ptr_array_index (self->rows, i) == NULL)
-        g_ptr_array_index (self->rows, i) = build_row (self, i);
-      gtk_snapshot_append_node (snapshot, g_ptr_array_index (self->rows, i));
+      GdkTexture **row = (GdkTexture **)&g_ptr_array_index (self->rows, i);
+
+      if (self->stale_rows->data[i])
+        {
+          g_autoptr (GdkTexture) before = *row;
+
+          *row = paint_row (self, i);
+          self->stale_rows->data[i] = 0;
+        }
+      gtk_snapshot_append_texture (snapshot, *row,
+                                   &GRAPHENE_RECT_INIT (x, (float)(i * QUIRE_MAP_PITCH_PX),
+                                                        (float)row_width (self),
+                                                        QUIRE_MAP_CELL_PX));
     }
   if (self->cursor >= 0 && self->cursor < (int)self->layout.n_cells
       && gtk_widget_has_visible_focus (widget))
@@ -347,6 +427,8 @@ relayout (QuirePageMap *self, int width)
   quire_map_layout_compute (&self->layout, self->n_pages, width);
   if (n_columns != self->layout.n_columns || per_cell != self->layout.pages_per_cell)
     forget_cells (self);
+  else
+    match_layout (self);
 }
 
 static void
@@ -401,7 +483,7 @@ cell_changes (QuirePageMap *self, const QuireMapLayout *layout, const qe_cell *p
   return !look_equal (&before, &after);
 }
 
-/* Forgets the nodes of cells that will look other with @pages. Returns: whether there are such cells. */
+/* Forgets cells that will look other with @pages. Returns: whether there are such cells. */
 static gboolean
 forget_changed (QuirePageMap *self, const qe_cell *pages, guint n_pages)
 {
@@ -425,7 +507,7 @@ forget_changed (QuirePageMap *self, const qe_cell *pages, guint n_pages)
       }
   /* The row that gets cells, or loses some; rows behind it are made or go as a whole. */
   if (layout.n_cells != self->layout.n_cells)
-    forget_node (self->rows, n_both / layout.n_columns);
+    forget_row (self, n_both / layout.n_columns);
   return changed;
 }
 
@@ -482,11 +564,20 @@ quire_page_map_get_pages_per_cell (QuirePageMap *self)
 
 /* ---- Pointer and keyboard ---- */
 
+void
+quire_page_map_set_words_func (QuirePageMap *self, QuireTokenWordsFunc func, gpointer user_data)
+{
+  g_return_if_fail (QUIRE_IS_PAGE_MAP (self));
+  self->words_func = func;
+  self->words_data = user_data;
+}
+
 static char *
 describe_cell (QuirePageMap *self, int index)
 {
   const char *const tiers[] = { _ ("GPU"), _ ("host memory"), _ ("disk") };
   QuireMapCell cell;
+  g_autofree char *words = NULL;
   GString *text = g_string_new (NULL);
 
   quire_map_cell_merge (&cell, &self->layout, self->pages, (guint)index);
@@ -505,7 +596,18 @@ describe_cell (QuirePageMap *self, int index)
     }
   if (cell.moving)
     g_string_append_printf (text, " · %s", _ ("moving to another tier"));
+  words = self->words_func != NULL ? self->words_func (cell.first_token, self->words_data) : NULL;
+  if (words != NULL)
+    /* Translators: the first words of the message that a page of the cache begins in. */
+    g_string_append_printf (text, _ (" · “%s”"), words);
   return g_string_free (text, FALSE);
+}
+
+char *
+quire_page_map_dup_words (QuirePageMap *self, guint cell)
+{
+  g_return_val_if_fail (QUIRE_IS_PAGE_MAP (self), NULL);
+  return describe_cell (self, (int)cell);
 }
 
 static gboolean
@@ -541,6 +643,23 @@ move_cursor (QuirePageMap *self, int to)
 }
 
 static gboolean
+activate (QuirePageMap *self, int cell)
+{
+  if (cell < 0 || cell >= (int)self->layout.n_cells)
+    return FALSE;
+  g_signal_emit (self, activated_signal, 0, (guint)cell * self->layout.pages_per_cell * 16);
+  return TRUE;
+}
+
+static void
+clicked_cb (GtkGestureClick *gesture, int n_press, double x, double y, QuirePageMap *self)
+{
+  gboolean rtl = gtk_widget_get_direction (GTK_WIDGET (self)) == GTK_TEXT_DIR_RTL;
+
+  activate (self, quire_map_layout_hit (&self->layout, x, y, self->width, rtl));
+}
+
+static gboolean
 key_pressed_cb (GtkEventControllerKey *controller, guint key, guint code, GdkModifierType state,
                 QuirePageMap *self)
 {
@@ -564,6 +683,10 @@ key_pressed_cb (GtkEventControllerKey *controller, guint key, guint code, GdkMod
       return move_cursor (self, 0);
     case GDK_KEY_End:
       return move_cursor (self, (int)self->layout.n_cells - 1);
+    case GDK_KEY_Return:
+    case GDK_KEY_KP_Enter:
+    case GDK_KEY_space:
+      return activate (self, self->cursor);
     default:
       return FALSE;
     }
@@ -576,11 +699,27 @@ redraw_all (QuirePageMap *self)
   gtk_widget_queue_draw (GTK_WIDGET (self));
 }
 
+/* Most changes, as that of a window that gets the focus, change none of its colours. */
 static void
 quire_page_map_css_changed (GtkWidget *widget, GtkCssStyleChange *change)
 {
+  QuirePageMap *self = QUIRE_PAGE_MAP (widget);
+  static const char *const names[N_COLORS]
+      = { "quire_tier_gpu",  "quire_tier_host", "quire_tier_disk",
+          "quire_cell_free", "quire_cell_ring", "quire_cell_dot" };
+  gboolean changed = FALSE;
+
   GTK_WIDGET_CLASS (quire_page_map_parent_class)->css_changed (widget, change);
-  redraw_all (QUIRE_PAGE_MAP (widget));
+  for (guint i = 0; i < N_COLORS; i++)
+    {
+      GdkRGBA color;
+
+      lookup_color (widget, names[i], &color);
+      changed |= !gdk_rgba_equal (&color, &self->colors[i]);
+      self->colors[i] = color;
+    }
+  if (changed)
+    redraw_all (self);
 }
 
 static void
@@ -597,7 +736,8 @@ quire_page_map_finalize (GObject *object)
 
   forget_looks (self);
   g_free (self->pages);
-  g_ptr_array_unref (self->cells);
+  g_byte_array_unref (self->stale);
+  g_byte_array_unref (self->stale_rows);
   g_ptr_array_unref (self->rows);
   G_OBJECT_CLASS (quire_page_map_parent_class)->finalize (object);
 }
@@ -615,6 +755,8 @@ quire_page_map_class_init (QuirePageMapClass *klass)
   widget_class->query_tooltip = quire_page_map_query_tooltip;
   widget_class->css_changed = quire_page_map_css_changed;
   widget_class->direction_changed = quire_page_map_direction_changed;
+  activated_signal = g_signal_new ("cell-activated", G_TYPE_FROM_CLASS (klass), G_SIGNAL_RUN_LAST,
+                                   0, NULL, NULL, NULL, G_TYPE_NONE, 1, G_TYPE_UINT);
   gtk_widget_class_set_css_name (widget_class, "pagemap");
   gtk_widget_class_set_accessible_role (widget_class, GTK_ACCESSIBLE_ROLE_IMG);
 }
@@ -623,16 +765,21 @@ static void
 quire_page_map_init (QuirePageMap *self)
 {
   GtkEventController *keys = gtk_event_controller_key_new ();
+  GtkGesture *click = gtk_gesture_click_new ();
   AdwStyleManager *style = adw_style_manager_get_default ();
 
-  self->cells = g_ptr_array_new_with_free_func (node_free);
-  self->rows = g_ptr_array_new_with_free_func (node_free);
+  self->stale = g_byte_array_new ();
+  self->stale_rows = g_byte_array_new ();
+  self->rows = g_ptr_array_new_with_free_func (texture_free);
   self->cursor = -1;
   quire_map_layout_compute (&self->layout, 0, 0);
   gtk_widget_set_focusable (GTK_WIDGET (self), TRUE);
   gtk_widget_set_has_tooltip (GTK_WIDGET (self), TRUE);
+  g_signal_connect (click, "released", G_CALLBACK (clicked_cb), self);
+  gtk_widget_add_controller (GTK_WIDGET (self), GTK_EVENT_CONTROLLER (click));
   g_signal_connect (keys, "key-pressed", G_CALLBACK (key_pressed_cb), self);
   gtk_widget_add_controller (GTK_WIDGET (self), keys);
+  g_signal_connect (self, "notify::scale-factor", G_CALLBACK (redraw_all), NULL);
   g_signal_connect_object (style, "notify::dark", G_CALLBACK (redraw_all), self, G_CONNECT_SWAPPED);
   g_signal_connect_object (style, "notify::high-contrast", G_CALLBACK (redraw_all), self,
                            G_CONNECT_SWAPPED);

@@ -36,10 +36,17 @@ void quire_map_cell_merge (QuireMapCell *out, const QuireMapLayout *layout, cons
 #define QUIRE_TYPE_PAGE_MAP (quire_page_map_get_type ())
 G_DECLARE_FINAL_TYPE (QuirePageMap, quire_page_map, QUIRE, PAGE_MAP, GtkWidget)
 
+/* Signal: cell-activated (guint), by a click or Enter: the first token of the cell. */
 GtkWidget *quire_page_map_new (void);
+/* What token @token is part of, in words; owned, NULL: not known. */
+typedef char *(*QuireTokenWordsFunc) (guint token, gpointer user_data);
+void quire_page_map_set_words_func (QuirePageMap *self, QuireTokenWordsFunc func,
+                                    gpointer user_data);
 /* Copies @pages. @title: for the accessible label. */
 void quire_page_map_set_pages (QuirePageMap *self, const qe_cell *pages, guint n_pages,
                                const char *title);
+/* What is said of @cell. Returns: owned. */
+char *quire_page_map_dup_words (QuirePageMap *self, guint cell);
 /* Cells that were drawn anew so far. For tests. */
 guint64 quire_page_map_get_n_painted (QuirePageMap *self);
 guint quire_page_map_get_pages_per_cell (QuirePageMap *self);

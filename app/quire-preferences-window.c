@@ -218,11 +218,12 @@ show_plan (QuirePreferencesWindow *self, const qe_memory_plan *plan)
          * 13 GiB of cache (94,000 tokens); 23 GiB are free". */
         text = g_strdup_printf (_ ("%s: %s of weights, %s to compute in, up to %s of cache (%s "
                                    "tokens); %s are free"),
-                                plan->device, weights, workspace, kv, tokens, free_text);
+                                quire_words (plan->device), weights, workspace, kv, tokens,
+                                free_text);
       else
         text = g_strdup_printf (_ ("%s: %s of weights, read from the files; up to %s of cache (%s "
                                    "tokens)"),
-                                plan->device, weights, kv, tokens);
+                                quire_words (plan->device), weights, kv, tokens);
     }
   adw_action_row_set_subtitle (self->memory_row, text);
   show_modes (self, plan);

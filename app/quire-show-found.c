@@ -1,7 +1,7 @@
 /* quire-show-found.c: see quire-show-found.h. */
 #include "app/quire-show-found.h"
 
-/* Rows above what is in sight hold it in place for some frames after they were made; only then may it be left. */
+/* Rows that are made have found their places after some frames. */
 #define SETTLE_FRAMES 16
 #define KEY "quire-show-found"
 
@@ -29,7 +29,7 @@ tick_cb (GtkWidget *widget, GdkFrameClock *clock, gpointer user_data)
   if (!quire_conversation_is_loaded (quire_chat_view_get_conversation (view)))
     return G_SOURCE_CONTINUE;
   if (wanted->n_frames == 0)
-    quire_chat_view_make_all_rows (view);
+    quire_chat_view_make_row (view, wanted->seq);
   if (++wanted->n_frames < SETTLE_FRAMES)
     return G_SOURCE_CONTINUE;
   quire_find_bar_show (quire_chat_view_get_find_bar (view), wanted->words, wanted->seq);

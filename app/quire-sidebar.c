@@ -350,8 +350,10 @@ row_menu_cb (QuireSidebar *self, double x, double y, QuireSidebarRow *row)
 {
   g_autoptr (GMenuModel) menu = menu_new (quire_sidebar_row_get_item (row));
   GtkWidget *popover = gtk_popover_menu_new_from_model (menu);
+  const QuireStoredChat *chat = quire_history_item_get (quire_sidebar_row_get_item (row));
 
   gtk_popover_set_has_arrow (GTK_POPOVER (popover), FALSE);
+  quire_widget_set_label (popover, quire_title_or_new (chat->title));
   open_popover (self, popover, GTK_WIDGET (row), x, y);
 }
 
@@ -408,6 +410,7 @@ quire_sidebar_rename (QuireSidebar *self, QuireHistoryItem *item)
   gtk_widget_set_margin_start (box, 6);
   gtk_widget_set_margin_end (box, 6);
   gtk_popover_set_child (GTK_POPOVER (popover), box);
+  quire_widget_set_labelled_by (popover, heading, NULL);
   g_object_set_data_full (G_OBJECT (popover), "quire-item", g_object_ref (item), g_object_unref);
   g_object_set_data (G_OBJECT (popover), "quire-entry", entry);
   g_signal_connect_swapped (entry, "activate", G_CALLBACK (rename_activate_cb), popover);

@@ -4,6 +4,7 @@
  * pinned is a line below the bar. CSS: .tier > .tierbar, button. */
 #include "app/quire-tier-row.h"
 
+#include <adwaita.h>
 #include <glib/gi18n.h>
 
 #include "app/quire-format.h"
@@ -330,6 +331,7 @@ struct _QuireTierHistory
 
   guint n;
   guint pages[QE_N_TIERS][HISTORY_SECONDS];
+  GdkTexture *picture; /* NULL: to be drawn */
 };
 
 G_DEFINE_FINAL_TYPE (QuireTierHistory, quire_tier_history, GTK_TYPE_WIDGET)
@@ -346,13 +348,10 @@ sum_to (QuireTierHistory *self, guint i, guint tier)
 
 /* Tiers are stacked, the fastest at the foot: drawn from the top of the stack down, each over the one before. */
 static void
-quire_tier_history_snapshot (GtkWidget *widget, GtkSnapshot *snapshot)
+draw_history (QuireTierHistory *self, cairo_t *cr, int width, int height)
 {
-  QuireTierHistory *self = QUIRE_TIER_HISTORY (widget);
-  int width = gtk_widget_get_width (widget), height = gtk_widget_get_height (widget);
+  GtkWidget *widget = GTK_WIDGET (self);
   double step = (double)width / (HISTORY_SECONDS - 1);
-  cairo_t *cr = gtk_snapshot_append_cairo (snapshot,
-                                           &GRAPHENE_RECT_INIT (0, 0, (float)width, (float)height));
   guint max = 1;
 
   style_color (widget, "quire_cell_free", cr);
@@ -371,7 +370,65 @@ quire_tier_history_snapshot (GtkWidget *widget, GtkSnapshot *snapshot)
       cairo_close_path (cr);
       cairo_fill (cr);
     }
-  cairo_destroy (cr);
+}
+
+/* A picture is drawn once a change; what cairo records would be drawn again in each frame of the window. */
+static void
+quire_tier_history_snapshot (GtkWidget *widget, GtkSnapshot *snapshot)
+{
+  QuireTierHistory *self = QUIRE_TIER_HISTORY (widget);
+  int width = gtk_widget_get_width (widget), height = gtk_widget_get_height (widget);
+
+  if (width <= 0 || height <= 0)
+    return;
+  if (self->picture == NULL)
+    {
+      int scale = gtk_widget_get_scale_factor (widget);
+      cairo_surface_t *surface
+          = cairo_image_surface_create (CAIRO_FORMAT_ARGB32, width * scale, height * scale);
+      gsize stride = (gsize)cairo_image_surface_get_stride (surface);
+      cairo_t *cr = cairo_create (surface);
+      g_autoptr (GBytes) bytes = NULL;
+
+      cairo_scale (cr, scale, scale);
+      draw_history (self, cr, width, height);
+      cairo_destroy (cr);
+      cairo_surface_flush (surface);
+      bytes = g_bytes_new_with_free_func (cairo_image_surface_get_data (surface),
+                                          stride * (gsize)(height * scale),
+                                          (GDestroyNotify)cairo_surface_destroy, surface);
+      self->picture = gdk_memory_texture_new (width * scale, height * scale, GDK_MEMORY_DEFAULT,
+                                              bytes, stride);
+    }
+  gtk_snapshot_append_texture (snapshot, self->picture,
+                               &GRAPHENE_RECT_INIT (0, 0, (float)width, (float)height));
+}
+
+static void
+redraw_history (QuireTierHistory *self)
+{
+  g_clear_object (&self->picture);
+  gtk_widget_queue_draw (GTK_WIDGET (self));
+}
+
+static void
+quire_tier_history_size_allocate (GtkWidget *widget, int width, int height, int baseline)
+{
+  redraw_history (QUIRE_TIER_HISTORY (widget));
+}
+
+static void
+quire_tier_history_css_changed (GtkWidget *widget, GtkCssStyleChange *change)
+{
+  GTK_WIDGET_CLASS (quire_tier_history_parent_class)->css_changed (widget, change);
+  redraw_history (QUIRE_TIER_HISTORY (widget));
+}
+
+static void
+quire_tier_history_dispose (GObject *object)
+{
+  g_clear_object (&QUIRE_TIER_HISTORY (object)->picture);
+  G_OBJECT_CLASS (quire_tier_history_parent_class)->dispose (object);
 }
 
 static void
@@ -400,7 +457,7 @@ quire_tier_history_set (QuireTierHistory *self, const qe_snapshot *snapshot)
       }
   self->n = n;
   if (changed)
-    gtk_widget_queue_draw (GTK_WIDGET (self));
+    redraw_history (self);
 }
 
 static void
@@ -408,7 +465,10 @@ quire_tier_history_class_init (QuireTierHistoryClass *klass)
 {
   GtkWidgetClass *widget_class = GTK_WIDGET_CLASS (klass);
 
+  G_OBJECT_CLASS (klass)->dispose = quire_tier_history_dispose;
   widget_class->snapshot = quire_tier_history_snapshot;
+  widget_class->size_allocate = quire_tier_history_size_allocate;
+  widget_class->css_changed = quire_tier_history_css_changed;
   widget_class->measure = quire_tier_history_measure;
   gtk_widget_class_set_css_name (widget_class, "tierhistory");
   gtk_widget_class_set_accessible_role (widget_class, GTK_ACCESSIBLE_ROLE_IMG);
@@ -417,6 +477,13 @@ quire_tier_history_class_init (QuireTierHistoryClass *klass)
 static void
 quire_tier_history_init (QuireTierHistory *self)
 {
+  AdwStyleManager *style = adw_style_manager_get_default ();
+
+  g_signal_connect (self, "notify::scale-factor", G_CALLBACK (redraw_history), NULL);
+  g_signal_connect_object (style, "notify::dark", G_CALLBACK (redraw_history), self,
+                           G_CONNECT_SWAPPED);
+  g_signal_connect_object (style, "notify::high-contrast", G_CALLBACK (redraw_history), self,
+                           G_CONNECT_SWAPPED);
   gtk_accessible_update_property (GTK_ACCESSIBLE (self), GTK_ACCESSIBLE_PROPERTY_LABEL,
                                   _ ("Pages in use by tier over the last five minutes"), -1);
 }

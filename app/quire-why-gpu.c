@@ -161,10 +161,12 @@ page_new (WhyGpu *self)
   adw_preferences_group_set_header_suffix (
       ADW_PREFERENCES_GROUP (facts),
       copy_button_new (self, _ ("Copy Facts"), G_CALLBACK (copy_facts_cb)));
+  /* What is copied stays as the engine says it: it is for a report. */
   for (guint i = 0; i + 1 < self->facts->facts->len; i += 2)
-    adw_preferences_group_add (ADW_PREFERENCES_GROUP (facts),
-                               row_new (g_ptr_array_index (self->facts->facts, i),
-                                        g_ptr_array_index (self->facts->facts, i + 1)));
+    adw_preferences_group_add (
+        ADW_PREFERENCES_GROUP (facts),
+        row_new (g_ptr_array_index (self->facts->facts, i),
+                 quire_words (g_ptr_array_index (self->facts->facts, i + 1))));
   adw_preferences_page_add (ADW_PREFERENCES_PAGE (page), ADW_PREFERENCES_GROUP (facts));
   gtk_widget_set_vexpand (page, TRUE);
   return page;

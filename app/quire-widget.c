@@ -251,9 +251,26 @@ name_button (GtkWidget *widget)
     }
 }
 
+/* By the button that opens it, else by what it belongs to. */
+static void
+name_popover (GtkWidget *popover)
+{
+  GtkWidget *parent = gtk_widget_get_parent (popover);
+  const char *name = gtk_widget_get_tooltip_text (parent);
+  GtkWidget *text = GTK_IS_MENU_BUTTON (parent) ? find_below (parent, GTK_TYPE_LABEL) : NULL;
+
+  if (has_name (popover))
+    return;
+  if (name == NULL && text != NULL && !gtk_widget_is_ancestor (text, popover))
+    name = gtk_label_get_text (GTK_LABEL (text));
+  name_unnamed (popover, name != NULL ? name : _ ("Menu"));
+}
+
 static void
 mapped_cb (GtkWidget *widget)
 {
+  if (GTK_IS_POPOVER (widget))
+    name_popover (widget);
   quire_widget_name_all (widget);
 }
 

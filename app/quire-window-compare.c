@@ -6,6 +6,7 @@
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
 #include "app/quire-toast.h"
+#include "app/quire-widget.h"
 #include "app/quire-window-private.h"
 #include "app/quire-words.h"
 
@@ -130,6 +131,7 @@ use_cb (QuireWindow *self, int choice, GtkWidget *button, QuireCompareView *view
   gtk_box_append (GTK_BOX (box), accept);
   gtk_widget_add_css_class (box, "quire-cache-modes");
   gtk_popover_set_child (GTK_POPOVER (popover), box);
+  quire_widget_set_label (popover, name);
   gtk_widget_set_parent (popover, button);
   g_signal_connect (popover, "closed", G_CALLBACK (quire_popover_drop), NULL);
   gtk_popover_popup (GTK_POPOVER (popover));

@@ -10,9 +10,11 @@
 
 #include "app/quire-format.h"
 #include "app/quire-layout.h"
+#include "app/quire-markdown.h"
 #include "app/quire-models-window.h"
 #include "app/quire-settings.h"
 #include "app/quire-sidebar-row.h"
+#include "app/quire-title.h"
 #include "app/quire-why-gpu.h"
 #include "app/quire-widget.h"
 #include "app/quire-window-private.h"
@@ -312,6 +314,43 @@ session_activated_cb (QuireWindow *self, guint64 session)
     adw_tab_view_set_selected_page (self->tab_view, page);
 }
 
+static QuireMessage *
+find_token (QuireWindow *self, qe_session_id session, guint token)
+{
+  AdwTabPage *page = find_page (self, session);
+
+  return page != NULL ? quire_conversation_find_token (
+             quire_chat_view_get_conversation (QUIRE_CHAT_VIEW (adw_tab_page_get_child (page))),
+             token)
+                      : NULL;
+}
+
+static char *
+token_words (qe_session_id session, guint token, gpointer user_data)
+{
+  QuireMessage *message = find_token (user_data, session, token);
+  const char *text;
+  gsize n_bytes;
+  g_autofree char *valid = NULL;
+
+  if (message == NULL)
+    return NULL;
+  text = quire_message_get_text (message, &n_bytes);
+  valid = quire_text_make_valid (text, n_bytes);
+  return quire_title_from_text (valid);
+}
+
+/* Goes to the message that the page begins in, and shows which it is. */
+static void
+page_activated_cb (QuireWindow *self, guint64 session, guint token)
+{
+  QuireMessage *message = find_token (self, session, token);
+
+  session_activated_cb (self, session);
+  if (message != NULL)
+    quire_chat_view_show_message (quire_window_get_chat (self), quire_message_get_seq (message));
+}
+
 void
 quire_window_leave_sidebar (QuireWindow *self)
 {
@@ -492,7 +531,10 @@ quire_window_dispose (GObject *object)
 
   g_clear_handle_id (&self->layout_id, g_source_remove);
   if (self->panel != NULL)
-    quire_cache_panel_set_title_func (self->panel, NULL, NULL);
+    {
+      quire_cache_panel_set_title_func (self->panel, NULL, NULL);
+      quire_cache_panel_set_words_func (self->panel, NULL, NULL);
+    }
   g_clear_handle_id (&self->tabs_id, g_source_remove);
   g_queue_clear_full (&self->parked, g_object_unref);
   g_clear_object (&self->history);
@@ -586,6 +628,7 @@ connect_signals (QuireWindow *self)
                             self);
   g_signal_connect_swapped (self->panel, "session-activated", G_CALLBACK (session_activated_cb),
                             self);
+  g_signal_connect_swapped (self->panel, "page-activated", G_CALLBACK (page_activated_cb), self);
   g_signal_connect_swapped (self->panel, "close-clicked", G_CALLBACK (panel_close_cb), self);
   g_signal_connect_object (self->client, "status-changed", G_CALLBACK (quire_window_update_title),
                            self, G_CONNECT_SWAPPED);
@@ -610,6 +653,7 @@ quire_window_new (QuireApplication *application)
   connect_signals (self);
   quire_window_connect_chats (self);
   quire_cache_panel_set_title_func (self->panel, session_title, self);
+  quire_cache_panel_set_words_func (self->panel, token_words, self);
   quire_window_connect_bars (self);
   quire_engine_bar_set_client (self->engine_bar, self->client);
   gtk_window_get_default_size (GTK_WINDOW (self), &self->width, &height);

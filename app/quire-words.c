@@ -45,6 +45,49 @@ static const char *const forms[] = {
   N_ ("Cannot load the model onto the device: %s"),
   N_ ("Cannot make the workspace: %s"),
   N_ ("The model gave an invalid number at token %s"),
+  /* Files of models. What was expected and what was found are sentences of their own where they are words. */
+  N_ ("%s: cannot open: %s"),
+  N_ ("%s: cannot examine: %s"),
+  N_ ("%s: cannot read the header: %s"),
+  N_ ("%s: cannot map %s bytes: %s"),
+  N_ ("%s: no memory for %s bytes"),
+  N_ ("%s: no memory for a header of %s bytes"),
+  N_ ("%s: expected a regular file, found %s"),
+  N_ ("%s: expected %s or %s, found neither"),
+  N_ ("%s: expected a safetensors file of at least 8 bytes, found %s"),
+  N_ ("%s: expected %s bytes of data, found %s (bytes after tensor %s)"),
+  N_ ("%s: header: expected '{' as its first byte"),
+  N_ ("%s: tensor %s is missing: expected %s, since tie_word_embeddings is false"),
+  N_ ("%s: tensor %s is missing: expected %s"),
+  N_ ("%s: tensor %s is there twice"),
+  N_ ("%s: tensor %s: expected shape %s (from config.json), found %s"),
+  N_ ("%s: tensor %s: expected dtype BF16 or F32, found %s"),
+  N_ ("%s: tensor %s: expected in this file by %s, found nothing"),
+  N_ ("%s: tensor %s: dtype \"%s\" is not known to this build"),
+  N_ ("%s: tensor %s: %s: expected %s, found %s"),
+  N_ ("%s: not valid JSON at byte %s: expected %s, found %s"),
+  N_ ("%s: not valid JSON: %s"),
+  N_ ("%s: not valid JSON"),
+  N_ ("%s: architectures has \"%s\", not \"Qwen3ForCausalLM\": %s"),
+  N_ ("%s: layer_types[%s] is \"%s\": every layer must be \"full_attention\""),
+  N_ ("%s: chat_template: expected \"%s\" among the added tokens of tokenizer.json, f"
+      "ound none"),
+  N_ ("%s: chat_template: expected a chat template that Quire knows (Qwen3, "
+      "Qwen3-Instruct-2507, Qwen3-Thinking-2507, or the shipped model's), found %s%s%s%s; use the "
+      "folder's original template, or a model of that family"),
+  N_ ("%s: %s%s: expected %s, found %s"),
+  N_ ("%s: the key \"%s\" is there twice"),
+  N_ ("nothing"),
+  N_ ("an object"),
+  N_ ("a list"),
+  N_ ("a string"),
+  N_ ("a number"),
+  N_ ("a number from %s to %s"),
+  N_ ("the end"),
+  /* The CPU. */
+  N_ ("%s, %s, %s threads"),
+  N_ ("%s, %s, 1 thread"),
+  N_ ("portable code"),
   /* A name first: after all others, for a name can be anything. */
   N_ ("%s is held by another program, or its compute mode forbids use: close that program."),
   N_ ("%s reports a hardware error (%s): restart the computer."),
@@ -78,7 +121,10 @@ match (const char *form, const char *text, GPtrArray *parts)
       form = mark + 2;
       mark = strstr (form, "%s");
       next = mark != NULL ? g_strndup (form, (gsize)(mark - form)) : g_strdup (form);
-      if (mark == NULL)
+      /* Of two parts without anything between them the first is empty. */
+      if (mark == form)
+        end = text;
+      else if (mark == NULL)
         end = g_str_has_suffix (text, next) ? text + strlen (text) - strlen (next) : NULL;
       else
         end = next[0] != '\0' ? strstr (text, next) : NULL;

@@ -240,8 +240,11 @@ static bool bind_weight(
     if (shard == NULL) {
         const char *where =
             self->shards->len == 1 ? qe_safetensors_get_path(self->shards->pdata[0]) : self->dir;
-        g_set_error(error, QE_ERROR, QE_ERROR_FORMAT, "%s: tensor %s is missing: expected %s%s", where, name,
-            expected, strcmp(name, "lm_head.weight") == 0 ? ", since tie_word_embeddings is false" : "");
+        g_set_error(error, QE_ERROR, QE_ERROR_FORMAT,
+            strcmp(name, "lm_head.weight") == 0
+                ? "%s: tensor %s is missing: expected %s, since tie_word_embeddings is false"
+                : "%s: tensor %s is missing: expected %s",
+            where, name, expected);
         return false;
     }
     const char *path = qe_safetensors_get_path(shard);

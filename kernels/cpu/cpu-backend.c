@@ -297,7 +297,10 @@ static void describe(const qk_cpu_ops *ops, uint32_t n_threads, char *out, size_
     }
     if (f != NULL)
         fclose(f);
-    snprintf(out, size, "%s, %s, %u thread%s", model, isa, n_threads, n_threads == 1 ? "" : "s");
+    if (n_threads == 1)
+        snprintf(out, size, "%s, %s, 1 thread", model, isa);
+    else
+        snprintf(out, size, "%s, %s, %u threads", model, isa, n_threads);
 }
 
 void qk_cpu_probe(qk_probe *out)

@@ -209,7 +209,7 @@ static gboolean is_type_name(const char *name)
 static gboolean needs_name(AtNode *node)
 {
     static const char *const roles[] = {"button", "toggle button", "checkbox", "radio", "switch", "combo box",
-        "text box", "search box", "spin button", "slider", "tab", "list item", "menu item",
+        "text box", "search box", "spin button", "slider", "tab", "list item", "menu", "menu item",
         "menu item checkbox", "menu item radio", "list", "row", "table", "tree grid", "grid cell", "cell",
         "log", "meter", "progress bar", "alert dialog", "dialog", "window", "link", NULL};
 

@@ -3,6 +3,8 @@
 
 #include "app/quire-cache-popover.h"
 #include "app/quire-format.h"
+#include "app/quire-message-row.h"
+#include "app/quire-page-map.h"
 #include "app/quire-settings.h"
 #include "app/quire-tier-row.h"
 #include "tests/app/ui-harness.h"
@@ -209,6 +211,83 @@ static guint count_rows(GtkWidget *root)
 }
 
 /* The host tier is there with the size of the settings, and the figures add up. */
+static guint seq_of(guint token)
+{
+    QuireMessage *message = quire_conversation_find_token(conversation(), token);
+
+    return message != NULL ? quire_message_get_seq(message) : 0;
+}
+
+/* A message that was gone to is shown to be it for a moment. */
+static gboolean is_flashed(gpointer seq)
+{
+    for (GtkWidget *row = last_row(); row != NULL; row = gtk_widget_get_prev_sibling(row))
+        if (gtk_widget_has_css_class(row, "quire-flash"))
+            return quire_message_get_seq(quire_message_row_get_message(QUIRE_MESSAGE_ROW(row))) ==
+                   GPOINTER_TO_UINT(seq);
+    return FALSE;
+}
+
+/* A cell of the map is of the message that its first token is of: it is said over it, and Enter or a click goes there. */
+static void test_pages_of_messages(void)
+{
+    qe_receipt first;
+    GtkWidget *map;
+    GtkAdjustment *adjustment, *panel;
+    g_autofree char *tip = NULL;
+
+    open_window(1180, 460);
+    turn("Tell me a story.", 2);
+    first = *receipt();
+    turn("Tell me another story.", 4);
+    /* Tokens are counted through both turns: system prompt and question, reply, question, reply. */
+    g_assert_cmpuint(seq_of(0), ==, 1);
+    g_assert_cmpuint(seq_of(first.n_prompt - 1), ==, 1);
+    g_assert_cmpuint(seq_of(first.n_prompt), ==, 2);
+    g_assert_cmpuint(seq_of(first.n_prompt + first.n_generated - 1), ==, 2);
+    g_assert_cmpuint(seq_of(first.n_prompt + first.n_generated), ==, 3);
+    g_assert_cmpuint(seq_of(receipt()->n_prompt - 1), ==, 3);
+    g_assert_cmpuint(seq_of(receipt()->n_prompt), ==, 4);
+    g_assert_cmpuint(seq_of(receipt()->n_prompt + receipt()->n_generated + 5), ==, 4);
+    key("F12");
+    wait_ms(600);
+    map = find(GTK_WIDGET(window), QUIRE_TYPE_PAGE_MAP);
+    adjustment = quire_chat_view_get_adjustment(quire_window_get_chat(window));
+    g_assert_cmpfloat(gtk_adjustment_get_value(adjustment), >, 0);
+    gtk_widget_grab_focus(map);
+    key("Home");
+    key("Return");
+    wait_for("the first message", is_flashed, GUINT_TO_POINTER(1));
+    g_assert_cmpfloat(gtk_adjustment_get_value(adjustment), <, 24);
+    screenshot("cache-5-page.png");
+    key("End");
+    key("Return");
+    wait_for("the last message", is_flashed, GUINT_TO_POINTER(4));
+    tip = quire_page_map_dup_words(QUIRE_PAGE_MAP(map), 0);
+    g_assert_nonnull(strstr(tip, "“Tell me a story.”"));
+    panel = gtk_scrolled_window_get_vadjustment(
+        GTK_SCROLLED_WINDOW(gtk_widget_get_ancestor(map, GTK_TYPE_SCROLLED_WINDOW)));
+    /* What is above the map may still change its height, and a tooltip may lie over it: then it is clicked at again. */
+    for (int i = 0; i < 60 && !is_flashed(GUINT_TO_POINTER(1)); i++) {
+        double x, y, dx, dy;
+        g_autofree char *at_x = NULL, *at_y = NULL;
+        const char *click[] = {"xdotool", "mousemove", NULL, NULL, "click", "1", NULL};
+
+        /* Away from the window's edge. */
+        gtk_adjustment_set_value(panel, gtk_adjustment_get_upper(panel));
+        wait_ms(200);
+        g_assert_true(gtk_widget_translate_coordinates(map, GTK_WIDGET(window), 4, 4, &x, &y));
+        gtk_native_get_surface_transform(GTK_NATIVE(window), &dx, &dy);
+        click[2] = at_x = g_strdup_printf("%.0f", x + dx);
+        click[3] = at_y = g_strdup_printf("%.0f", y + dy);
+        run(click);
+        wait_ms(700);
+    }
+    g_assert_true(is_flashed(GUINT_TO_POINTER(1)));
+    key("F12");
+    close_window();
+}
+
 static void test_tiers(void)
 {
     const qe_session_view *view;
@@ -333,6 +412,7 @@ static void add_tests(void)
     g_test_add_func("/app/cache/cost-first", test_cost_first);
     g_test_add_func("/app/cache/busy", test_busy);
     g_test_add_func("/app/cache/tiers", test_tiers);
+    g_test_add_func("/app/cache/pages-of-messages", test_pages_of_messages);
     g_test_add_func("/app/cache/narrow", test_narrow);
     g_test_add_func("/app/cache/settings", test_settings);
     g_test_add_func("/app/cache/preferences", test_preferences);

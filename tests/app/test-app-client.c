@@ -160,7 +160,7 @@ static void test_states(void)
         g_auto(GStrv) figures = quire_format_receipt_figures(message);
         g_autofree char *line = g_strjoinv(" · ", figures);
 
-        g_assert_cmpstr(line, ==, "Stopped · 0.14 s · 96 tok/s · 16 new · 14 reused");
+        g_assert_cmpstr(line, ==, "Stopped · 0.14 s to first token · 96 tok/s · 16 new · 14 reused");
     }
 }
 
@@ -355,9 +355,20 @@ static void test_words(void)
             "Quire。"},
         {"KV memory of 12 bytes holds no page: one has 8 bytes",
             "12 字节的 KV 内存容纳不下一页：每页 8 字节"},
+        /* Files of models, and what is expected and found there. */
+        {"model.safetensors: tensor lm_head.weight is missing: expected [151936, 2560], since "
+         "tie_word_embeddings is false",
+            "model.safetensors：缺少张量 lm_head.weight：因为 tie_word_embeddings 为 false，所以应为 "
+            "[151936, 2560]"},
+        {"model.safetensors: tensor a.b is missing: expected [64]",
+            "model.safetensors：缺少张量 a.b：应为 [64]"},
+        {"config.json: hidden_size: expected a number from 1 to 16384, found nothing",
+            "config.json：hidden_size：应为 1 到 16384 之间的数字，实际为 无"},
+        {"AMD EPYC, AVX-512, 2 threads", "AMD EPYC，AVX-512，2 个线程"},
+        {"CPU, portable code, 1 thread", "CPU，可移植代码，1 个线程"},
         /* What is not known stays, and so does what only begins like a sentence that is. */
-        {"model.safetensors: cannot open: No such file or directory",
-            "model.safetensors: cannot open: No such file or directory"},
+        {"model.safetensors: cannot hear: No such file or directory",
+            "model.safetensors: cannot hear: No such file or directory"},
         {"No model is loaded. Or is there?", "No model is loaded. Or is there?"},
         {"The prompt has 9000 tokens", "The prompt has 9000 tokens"},
         {"", ""},

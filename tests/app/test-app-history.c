@@ -2,6 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/quire-engine-bar.h"
 #include "app/quire-message-row.h"
 #include "app/quire-model-bar.h"
 #include "app/quire-paths.h"
@@ -112,6 +113,7 @@ static void test_keep(void)
     say("What is my name?", 4);
     wait_for("the reply", is_idle, NULL);
     type("half a dr");
+    wait_for("the draft", draft_is, (gpointer) "half a dr");
     before = dup_transcript();
     n_prompt = receipt()->n_prompt;
     id = g_strdup(front_id());
@@ -435,10 +437,16 @@ static gboolean shows_bar(gpointer wanted)
     return gtk_widget_get_visible(GTK_WIDGET(model_bar())) == GPOINTER_TO_INT(wanted);
 }
 
+static gboolean is_revealed(GtkWidget *bar)
+{
+    return gtk_info_bar_get_revealed(GTK_INFO_BAR(find(bar, GTK_TYPE_INFO_BAR)));
+}
+
 /* A chat that another model wrote says so; going on is the user's choice, and is recorded. */
 static void test_other_model(void)
 {
     QuireStoredChat *chat;
+    GtkWidget *engine_bar;
 
     open_window(900, 600);
     say("My name is Una.", 2);
@@ -457,6 +465,22 @@ static void test_other_model(void)
     wait_for("the bar", shows_bar, GINT_TO_POINTER(TRUE));
     wait_ms(300);
     screenshot("history-13-other-model.png");
+    /* What is worse is said in its place; who sends all the same is asked, and the message stays where it was typed. */
+    engine_bar = find(GTK_WIDGET(window), QUIRE_TYPE_ENGINE_BAR);
+    quire_engine_bar_set_error(QUIRE_ENGINE_BAR(engine_bar), "It broke.");
+    g_assert_true(shows_bar(GINT_TO_POINTER(FALSE)));
+    g_assert_true(is_revealed(engine_bar));
+    type("And then?");
+    wait_for("the draft", draft_is, (gpointer) "And then?");
+    key("Return");
+    wait_for("the question", shows_bar, GINT_TO_POINTER(TRUE));
+    g_assert_false(is_revealed(engine_bar));
+    g_assert_true(draft_is((gpointer) "And then?"));
+    g_assert_true(has_n_messages(GUINT_TO_POINTER(2)));
+    wait_ms(300);
+    screenshot("history-14-insists.png");
+    quire_engine_bar_set_error(QUIRE_ENGINE_BAR(engine_bar), NULL);
+    gtk_text_buffer_set_text(draft(), "", -1);
     quire_model_bar_continue(model_bar());
     g_assert_true(shows_bar(GINT_TO_POINTER(FALSE)));
     say("What is my name?", 4);

@@ -2,6 +2,9 @@
 #include <string.h>
 
 #include "app/quire-cache-panel.h"
+#include "app/quire-code-block.h"
+#include "app/quire-find-text.h"
+#include "app/quire-highlight.h"
 #include "app/quire-markdown-view.h"
 #include "app/quire-message-row.h"
 #include "app/quire-page-map.h"
@@ -204,6 +207,234 @@ static void test_code_height(void)
     gtk_window_destroy(GTK_WINDOW(own));
 }
 
+/* ---- Finding ---- */
+
+static QuireFindBar *find_bar(void)
+{
+    return quire_chat_view_get_find_bar(quire_window_get_chat(window));
+}
+
+static gboolean find_says(gpointer text)
+{
+    return strcmp(quire_find_bar_get_text(find_bar()), text) == 0;
+}
+
+static GtkWidget *row_of(guint seq)
+{
+    GtkWidget *row = last_row();
+
+    while (row != NULL && quire_message_get_seq(quire_message_row_get_message(QUIRE_MESSAGE_ROW(row))) != seq)
+        row = gtk_widget_get_prev_sibling(row);
+    return row;
+}
+
+/* A reply that is searched for something in each of its paragraphs is on the screen. */
+static gboolean is_in_sight(gpointer seq)
+{
+    GtkWidget *row = row_of(GPOINTER_TO_UINT(seq)),
+              *transcript = quire_chat_view_get_transcript(quire_window_get_chat(window));
+    graphene_rect_t bounds;
+
+    return row != NULL && gtk_widget_get_height(row) > 0 &&
+           gtk_widget_compute_bounds(row, transcript, &bounds) &&
+           bounds.origin.y < (float)gtk_widget_get_height(transcript) &&
+           bounds.origin.y + bounds.size.height > 0;
+}
+
+static void find_words(const char *words)
+{
+    gtk_editable_set_text(GTK_EDITABLE(find(GTK_WIDGET(find_bar()), GTK_TYPE_SEARCH_ENTRY)), words);
+}
+
+static guint count_in_text(const char *words)
+{
+    g_autoptr(QuireFindText) texts = quire_find_text_new();
+    glong n;
+    g_autofree gunichar *needle = quire_find_fold(words, &n);
+    guint count = 0;
+
+    for (guint i = 0; i < g_list_model_get_n_items(G_LIST_MODEL(conversation())); i++) {
+        g_autoptr(QuireMessage) message = g_list_model_get_item(G_LIST_MODEL(conversation()), i);
+
+        count += quire_find_text_count(texts, message, needle, n);
+    }
+    return count;
+}
+
+static void open_stored(guint n_messages, guint n_tokens)
+{
+    g_autofree char *id = NULL;
+
+    open_window(900, 600);
+    id = add_chat("A chat", n_messages, n_tokens);
+    g_assert_true(gtk_widget_activate_action(GTK_WIDGET(window), "win.chat-open", "s", id));
+    wait_for("the messages", is_loaded, NULL);
+    wait_for("all of them", has_n_messages, GUINT_TO_POINTER(n_messages));
+    wait_for("rows", overflows, NULL);
+    wait_ms(300);
+}
+
+static guint n_chat_rows(void)
+{
+    return quire_chat_view_get_n_rows(quire_window_get_chat(window));
+}
+
+/* What the text is counted to have, the rows show. */
+static void test_find_text(void)
+{
+    static const char *const words[] = {
+        "holds 16 tokens and is sealed when", "hot", "A", "**", "the card keeps"};
+
+    open_stored(12, 100);
+    quire_chat_view_make_row(quire_window_get_chat(window), 1);
+    g_assert_cmpuint(n_chat_rows(), ==, 12);
+    g_assert_true(gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.find", NULL));
+    for (guint i = 0; i < G_N_ELEMENTS(words); i++) {
+        g_autofree char *says = g_strdup_printf("1 of %u", count_in_text(words[i]));
+
+        g_assert_cmpuint(count_in_text(words[i]), >, 0);
+        find_words(words[i]);
+        wait_for("as many in the rows", find_says, says);
+    }
+    close_window();
+}
+
+/* Scrolls to the end of what there is: the bar holds its place in sight for some frames. */
+static gboolean finds_rows_below(gpointer n)
+{
+    if (has_rows(n))
+        return TRUE;
+    gtk_adjustment_set_value(
+        adjustment(), gtk_adjustment_get_upper(adjustment()) - gtk_adjustment_get_page_size(adjustment()));
+    return FALSE;
+}
+
+static gboolean is_above_end(gpointer data)
+{
+    return from_end() > 1;
+}
+
+static gboolean is_at_end(gpointer data)
+{
+    return from_end() < 1;
+}
+
+/* The button that is shown over a transcript which is not at its end. */
+static GtkWidget *jump(void)
+{
+    GtkWidget *transcript = quire_chat_view_get_transcript(quire_window_get_chat(window)),
+              *child = gtk_widget_get_first_child(gtk_widget_get_ancestor(transcript, GTK_TYPE_OVERLAY));
+
+    while (child != NULL && !gtk_widget_has_css_class(child, "quire-jump"))
+        child = gtk_widget_get_next_sibling(child);
+    g_assert_true(gtk_revealer_get_reveal_child(GTK_REVEALER(child)));
+    return child;
+}
+
+/* Of 1,000 messages those around the place that is gone to get rows, and no others. */
+static void test_find_rows(void)
+{
+    static const char *const words = "holds 16 tokens and is sealed when";
+    g_autofree char *first = NULL, *last = NULL;
+    double value;
+    guint n;
+
+    open_stored(1000, 300);
+    n = count_in_text(words);
+    g_assert_cmpuint(n, >, 500);
+    first = g_strdup_printf("1 of %u", n);
+    last = g_strdup_printf("%u of %u", n, n);
+    g_assert_true(gtk_widget_activate_action(GTK_WIDGET(quire_window_get_chat(window)), "chat.find", NULL));
+    g_assert_cmpuint(n_chat_rows(), <=, 32);
+    find_words(words);
+    wait_for("the first place", find_says, first);
+    wait_for("the first reply", is_in_sight, GUINT_TO_POINTER(2));
+    wait_ms(500);
+    screenshot("work-find-first.png");
+    g_assert_true(is_in_sight(GUINT_TO_POINTER(2)));
+    g_assert_cmpuint(n_chat_rows(), <=, 32);
+    g_assert_null(row_of(1000));
+    quire_find_bar_step(find_bar(), -1);
+    wait_for("the last place", find_says, last);
+    wait_for("the last reply", is_in_sight, GUINT_TO_POINTER(1000));
+    wait_ms(500);
+    g_assert_cmpuint(n_chat_rows(), <=, 32);
+    g_assert_null(row_of(2));
+    /* From the beginning again: who reads on down gets the rows after those, and what is in sight stays. */
+    quire_find_bar_step(find_bar(), 1);
+    wait_for("the first reply", is_in_sight, GUINT_TO_POINTER(2));
+    wait_ms(500);
+    wait_for("rows below", finds_rows_below, GUINT_TO_POINTER(n_chat_rows() + 1));
+    value = gtk_adjustment_get_value(adjustment());
+    wait_for("their place", is_above_end, NULL);
+    g_assert_cmpfloat_with_epsilon(gtk_adjustment_get_value(adjustment()), value, 16);
+    /* The way back to the end. */
+    g_signal_emit_by_name(find(jump(), GTK_TYPE_BUTTON), "clicked");
+    wait_for("the last message", is_in_sight, GUINT_TO_POINTER(1000));
+    wait_for("the end", is_at_end, NULL);
+    g_assert_cmpuint(n_chat_rows(), <=, 32);
+    close_window();
+}
+
+static gboolean has_language(gpointer buffer)
+{
+    return gtk_source_buffer_get_language(buffer) != NULL;
+}
+
+/* What all languages need is read ahead, once the model is there. */
+static gboolean has_read(gpointer data)
+{
+    return quire_highlight_get_n_read() > 0;
+}
+
+/* The frame that code comes in reads no language, and each is read once, also when its first code is gone. */
+static void test_highlight(void)
+{
+    guint n_read;
+
+    wait_for("what all code needs", has_read, NULL);
+    n_read = quire_highlight_get_n_read();
+    for (int i = 0; i < 3; i++) {
+        GtkWidget *block = g_object_ref_sink(quire_code_block_new());
+        GtkSourceBuffer *buffer;
+
+        quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "SELECT page FROM pool;", "sql");
+        buffer = quire_code_block_get_buffer(QUIRE_CODE_BLOCK(block));
+        if (i == 0) {
+            g_assert_null(gtk_source_buffer_get_language(buffer));
+            g_assert_cmpuint(quire_highlight_get_n_read(), ==, n_read);
+            wait_for("the language", has_language, buffer);
+        }
+        g_assert_cmpstr(gtk_source_language_get_id(gtk_source_buffer_get_language(buffer)), ==, "sql");
+        g_assert_cmpuint(quire_highlight_get_n_read(), ==, n_read + 1);
+        g_object_unref(block);
+    }
+}
+
+/* A block whose fence is still being written, or that goes, waits for nothing. */
+static void test_highlight_later(void)
+{
+    GtkWidget *block = g_object_ref_sink(quire_code_block_new());
+    GtkSourceBuffer *buffer;
+    guint n_read;
+
+    wait_for("what all code needs", has_read, NULL);
+    n_read = quire_highlight_get_n_read();
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "ru");
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "lua");
+    g_object_unref(block);
+    block = g_object_ref_sink(quire_code_block_new());
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "lua");
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", "ruby");
+    buffer = quire_code_block_get_buffer(QUIRE_CODE_BLOCK(block));
+    wait_for("the language", has_language, buffer);
+    g_assert_cmpstr(gtk_source_language_get_id(gtk_source_buffer_get_language(buffer)), ==, "ruby");
+    g_assert_cmpuint(quire_highlight_get_n_read(), ==, n_read + 1);
+    quire_code_block_set_code(QUIRE_CODE_BLOCK(block), "end", NULL);
+    g_assert_null(gtk_source_buffer_get_language(buffer));
+    g_object_unref(block);
+}
+
 static guint64 n_painted_after(GtkWidget *map, const qe_cell *pages, guint n_pages)
 {
     guint64 before = quire_page_map_get_n_painted(QUIRE_PAGE_MAP(map));
@@ -221,6 +452,9 @@ static void test_map(void)
     enum { N = 16000 };
     g_autofree qe_cell *pages = g_new0(qe_cell, N + 16);
     GtkWidget *own = gtk_window_new(), *map = quire_page_map_new();
+    GtkSnapshot *snapshot = gtk_snapshot_new();
+    g_autoptr(GskRenderNode) node = NULL;
+    QuireMapLayout layout;
     GdkFrameClock *frames;
 
     for (guint i = 0; i < N + 16; i++)
@@ -249,6 +483,15 @@ static void test_map(void)
     for (guint i = 0; i < 64; i++)
         pages[(i + 1) * 240].flags |= QE_CELL_MOVING;
     g_assert_cmpuint(n_painted_after(map, pages, N + 1), ==, 64);
+    /* A renderer in software goes through all nodes in each frame: there is one a row of some 30 cells. */
+    quire_map_layout_compute(&layout, N + 1, gtk_widget_get_width(map));
+    GTK_WIDGET_GET_CLASS(map)->snapshot(map, snapshot);
+    node = gtk_snapshot_free_to_node(snapshot);
+    g_assert_cmpint(gsk_render_node_get_node_type(node), ==, GSK_CONTAINER_NODE);
+    g_assert_cmpuint(gsk_container_node_get_n_children(node), ==, layout.n_rows);
+    for (guint i = 0; i < layout.n_rows; i++)
+        g_assert_cmpint(
+            gsk_render_node_get_node_type(gsk_container_node_get_child(node, i)), ==, GSK_TEXTURE_NODE);
     gdk_frame_clock_end_updating(frames);
     g_signal_handlers_disconnect_by_func(frames, G_CALLBACK(count_frame), NULL);
     gtk_window_destroy(GTK_WINDOW(own));
@@ -382,8 +625,12 @@ static void add_tests(void)
 {
     g_test_add_func("/app/work/blocks", test_blocks);
     g_test_add_func("/app/work/rows", test_rows);
+    g_test_add_func("/app/work/find-text", test_find_text);
+    g_test_add_func("/app/work/find-rows", test_find_rows);
     g_test_add_func("/app/work/hidden", test_hidden);
     g_test_add_func("/app/work/code-height", test_code_height);
+    g_test_add_func("/app/work/highlight", test_highlight);
+    g_test_add_func("/app/work/highlight-later", test_highlight_later);
     g_test_add_func("/app/work/map", test_map);
     g_test_add_func("/app/work/enter", test_enter);
 }

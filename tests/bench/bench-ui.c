@@ -1,11 +1,13 @@
 /* bench-ui.c: how long the window keeps its main loop, with the CPU engine at work. See ui-harness.h.
  *
- * bench-ui [--json FILE] [--tokens N] [--history MESSAGES] [--rate TOKENS/S] [-p /bench/NAME ...]      by tests/app/run-headless.sh
+ * bench-ui [--json FILE] [--tokens N] [--history MESSAGES] [--rate TOKENS/S] [--no-compute] [-p /bench/NAME ...]
+ *                                                                                      by tests/app/run-headless.sh
  *
  * The application is the real one in a window under Xvfb, the engine computes every token of the shipped model with its
  * context limit raised; what it draws is replaced by a text with paragraphs, lists, code and tables, at 200 tokens/s at
- * most (see paced-backend.h). Times of the main thread: wall, CPU, and how long it was ready while others had the CPUs.
- * GTK draws with its software renderer here; its part is "render", which a GPU's renderer does elsewhere. */
+ * most (see paced-backend.h). Where the CPU does not compute as many, --no-compute leaves the decode steps out.
+ * Times of the main thread: wall, CPU, and how long it was ready while others had the CPUs. GTK draws with its software
+ * renderer here; its part is "render", which a GPU's renderer does elsewhere. */
 #include <gio/gio.h>
 #include <json-glib/json-glib.h>
 #include <math.h>
@@ -23,10 +25,12 @@
 
 #define CONTEXT_MAX "65536"
 #define OPEN_RUNS   7
+#define N_LONGEST   12
 
 static char *json_file;
 static int n_reply = 3000, n_history = 50; /* messages of about 400 tokens: 20,000 and more */
 static double rate = 200;
+static gboolean no_compute;
 static JsonBuilder *json;
 
 qe_engine *__wrap_qe_engine_new(const qe_engine_options *options, GError **error);
@@ -155,6 +159,28 @@ static void show_iterations(GArray *iterations)
     show_field(iterations, "frame: layout", layout, TRUE);
     show_field(iterations, "frame: snapshot", snapshot, TRUE);
     show_field(iterations, "frame: render", render, TRUE);
+}
+
+static int longest_first(const void *a, const void *b)
+{
+    const MeterIteration *x = *(MeterIteration *const *)a, *y = *(MeterIteration *const *)b;
+
+    return (x->all.cpu_ms < y->all.cpu_ms) - (x->all.cpu_ms > y->all.cpu_ms);
+}
+
+/* The iterations that took most of the thread's time, and how many tokens were written by then. */
+static void show_longest(GArray *iterations)
+{
+    g_autofree MeterIteration **order = g_new(MeterIteration *, iterations->len + 1);
+
+    for (guint i = 0; i < iterations->len; i++)
+        order[i] = &g_array_index(iterations, MeterIteration, i);
+    qsort(order, iterations->len, sizeof *order, longest_first);
+    for (guint i = 0; i < MIN(iterations->len, N_LONGEST); i++)
+        g_print("#   token %5u: CPU %6.2f (wall %6.2f): callbacks %5.2f  layout %5.2f  snapshot %5.2f  "
+                "render %5.2f ms\n",
+            order[i]->progress, order[i]->all.cpu_ms, order[i]->all.wall_ms, order[i]->update_ms,
+            order[i]->layout_ms, order[i]->snapshot_ms, order[i]->render_ms);
 }
 
 /* ---- The text that is written ---- */
@@ -293,6 +319,7 @@ static void stream(const char *name, gboolean panel_open)
     begin_figures("writing");
     g_print("#  while the reply is written\n");
     show_iterations(writing);
+    show_longest(writing);
     g_print("#   CPU a token, without render: %.3f ms for the first %u, %.3f ms for the last\n",
         cost_a_token(writing, 0, part), part, cost_a_token(writing, (guint)n_reply - part, (guint)n_reply));
     g_print("#   the main thread had a CPU for %.0f %% of the time\n", 100 * took.cpu_ms / took.wall_ms);
@@ -715,6 +742,7 @@ int main(int argc, char **argv)
         {"tokens", 0, 0, G_OPTION_ARG_INT, &n_reply, "Length of the reply that streams", "N"},
         {"history", 0, 0, G_OPTION_ARG_INT, &n_history, "Messages that are there before (an even number)",
             "N"},
+        {"no-compute", 0, 0, G_OPTION_ARG_NONE, &no_compute, "Write tokens that are not computed", NULL},
         {"rate", 0, 0, G_OPTION_ARG_DOUBLE, &rate, "Tokens a second at most", "N"},
         {0},
     };
@@ -732,6 +760,7 @@ int main(int argc, char **argv)
             "%s\n", error != NULL ? error->message : "--tokens: 600 at least; --history: an even number");
         return 2;
     }
+    paced_backend_set_computes(!no_compute);
     g_unsetenv("QUIRE_ISA"); /* the test's display asks for the slowest */
     json = json_builder_new();
     json_builder_begin_object(json);

@@ -10,7 +10,8 @@ root = pathlib.Path(sys.argv[1])
 def plain(text):
     """Adjacent literals as one, each conversion as %s."""
     text = re.sub(r'"\s*(?:PRI\w+|G_G\w+FORMAT)\s*"', "s", text)
-    text = re.sub(r'"\s*"', "", text)
+    text = re.sub(r'"\s*(?:PRI\w+|G_G\w+FORMAT)(?=\s*[,)])', 's"', text)
+    text = re.sub(r'(?<!\\)"\s*"', "", text)
     return re.sub(r"%[-+ #0-9.*]*(?:ll|l|z|h)?[a-zA-Z]", "%s", text)
 
 

@@ -261,7 +261,7 @@ static void show_lost_error(void)
 
 static void show_context_error(void)
 {
-    fail_with(QE_ERROR_CONTEXT_LENGTH, "The prompt has 41,204 tokens, the context has 40,000.");
+    fail_with(QE_ERROR_CONTEXT_LENGTH, "The prompt has 41204 tokens, the context holds 40000");
 }
 
 static void show_receipt(void)

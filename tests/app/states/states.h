@@ -43,3 +43,5 @@ void rules_check_contrast(GtkWidget *top, GPtrArray *faults);
 
 /* From now on each text of Quire comes in brackets and longer by 40 percent. */
 void pseudo_set(gboolean on);
+/* Looks without brackets are in @language, as "zh_CN"; NULL: in English. */
+void pseudo_set_language(const char *language);
