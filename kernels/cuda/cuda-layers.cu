@@ -5,7 +5,7 @@
  *                                  linear(down) += x; then linear(norm + lm_head) of the output rows, sample
  *                      (with outside pages two more launches around the attention: cuda-partial.cu; one row on the
  *                      portable path: all that lies between two attentions in one launch, linear-chain.cu)
- *   2 rows on, Hopper: the same five launches by linear-hopper.cu: O and down leave the next norm's input, the attention and
+ *   2 to 32 rows, Hopper: the same five launches by linear-hopper.cu: O and down leave the next norm's input, the attention and
  *                      SiLU bf16; a norm of its own before the first layer and lm_head
  *   16 rows on, else:  the same, each product by cublasLt, with a norm or a rounding before it and SiLU behind gate,up
  *   many rows:         a layer is  rms_norm, QKV, heads, attention, O += x, rms_norm, (gate,up, SiLU) by row blocks,
@@ -270,11 +270,15 @@ static qkc_linear_args linear_args(const way *w, const small_rows *r)
 
 /* ---- Few rows on Hopper -------------------------------------------------------------------------------------- */
 
+/* To so many rows linear-hopper.cu's products beat cublasLt's, which need 75 us a layer of the reference model at 64 rows where
+ * these need 88 (an H200; at 16 rows 67, and a whole step 4.2 ms against 4.4). */
+#define HOPPER_ROWS 32u
+
 /* linear-hopper.cu's products take bf16 and leave the next norm to the product behind: buffers are wide_in (norms' outputs),
  * wide_up (attention's) and wide_act. */
 static bool is_hopper(const way *w, uint32_t n_max)
 {
-    return w->launch->hopper && n_max > 1 && w->ctx->wide_in != NULL &&
+    return w->launch->hopper && n_max > 1 && n_max <= HOPPER_ROWS && w->ctx->wide_in != NULL &&
            qkc_linear_hopper_suits(w->ctx->qkv_dim, w->shape->hidden) &&
            qkc_linear_hopper_suits(w->shape->ffn, w->ctx->q_dim) &&
            w->shape->hidden <= QKC_LINEAR_HOPPER_HIDDEN_MAX;
