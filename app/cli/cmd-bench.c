@@ -605,7 +605,7 @@ measure_memory (Bench *bench)
   bench->device = snapshot->device;
   if (bench->device.memory_process > qe_ballast_bytes (bench->ballast))
     bench->device.memory_process -= qe_ballast_bytes (bench->ballast);
-  held = snapshot->device.weights + bench->kv_bytes_reserved;
+  held = snapshot->device.weights + snapshot->tiers[QE_TIER_GPU].bytes_reserved;
   if (bench->device.memory_process > held)
     bench->device_beyond = bench->device.memory_process - held;
   qe_snapshot_unref (snapshot);
