@@ -354,7 +354,7 @@ static void test_history(void)
     } while (n_used[QE_TIER_HOST] < 400 / 16 || n_used[QE_TIER_GPU] > 64 / 16);
     pass_seconds(60); /* and with nobody looking */
     s = next_snapshot(engine);
-    g_assert_cmpuint(s->n_history, >, n_before + 160);
+    g_assert_cmpuint(s->n_history, >=, n_before + 160); /* 99, one or more of the loop, 60 */
     for (uint32_t i = s->n_history - 60; i < s->n_history; i++) {
         g_assert_cmpuint(s->history[i], ==, n_used[QE_TIER_GPU] + n_used[QE_TIER_HOST]);
         for (int k = 0; k < QE_N_TIERS; k++)
