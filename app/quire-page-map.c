@@ -645,9 +645,12 @@ move_cursor (QuirePageMap *self, int to)
 static gboolean
 activate (QuirePageMap *self, int cell)
 {
+  QuireMapCell merged;
+
   if (cell < 0 || cell >= (int)self->layout.n_cells)
     return FALSE;
-  g_signal_emit (self, activated_signal, 0, (guint)cell * self->layout.pages_per_cell * 16);
+  quire_map_cell_merge (&merged, &self->layout, self->pages, (guint)cell);
+  g_signal_emit (self, activated_signal, 0, (guint)merged.first_token);
   return TRUE;
 }
 

@@ -255,7 +255,7 @@ static __device__ void put_query(
 {
     if constexpr (D == 128 && !I8) {
         uint2 both;
-        split(x[0] * q_scale, x[1] * q_scale, &both.x, &both.y);
+        split_bf16(x[0] * q_scale, x[1] * q_scale, &both.x, &both.y);
         *(uint2 *)(to + half + 2 * lane) = both;
     } else {
 #pragma unroll
@@ -506,8 +506,7 @@ static __device__ __forceinline__ void put_output(const decode_params &p, size_t
         __stcg((float4 *)(p.a.out + at), o);
         return;
     }
-    const uint2 both =
-        make_uint2(bits_of(__floats2bfloat162_rn(o.x, o.y)), bits_of(__floats2bfloat162_rn(o.z, o.w)));
+    const uint2 both = make_uint2(pack_bf16(o.x, o.y), pack_bf16(o.z, o.w));
     __stcg((uint2 *)(p.a.out_bf16 + at), both);
 }
 
@@ -532,7 +531,7 @@ static __device__ __forceinline__ void merge_warps(
         for (uint32_t w = 0; w < WARPS; w++) {
             if (w >= n_warps)
                 break;
-            const float scale = exp2_of(s.max[w][head] - max);
+            const float scale = exp2_approx(s.max[w][head] - max);
             const float4 x = *(const float4 *)(s.out[w][head] + d);
             sum += s.sum[w][head] * scale;
             o.x += x.x * scale;
@@ -583,7 +582,7 @@ static __device__ __forceinline__ void merge_parts(
 #pragma unroll
         for (int d = 16; d > 0; d /= 2)
             max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, d));
-        const float ea = exp2_of(a - max), eb = exp2_of(b - max);
+        const float ea = exp2_approx(a - max), eb = exp2_approx(b - max);
         float sum = ea + eb;
 #pragma unroll
         for (int d = 16; d > 0; d /= 2)

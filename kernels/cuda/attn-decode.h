@@ -18,6 +18,7 @@
 #include <math.h>
 #include "kernels/cuda/cuda-ops.h"
 #include "kernels/cuda/kv-int8.h"
+#include "kernels/cuda/ptx.h"
 
 #define WARPS       8u
 #define THREADS     (WARPS * QKC_WARP)
@@ -152,37 +153,6 @@ static __device__ __forceinline__ uint32_t lane_again(void)
 static __device__ __forceinline__ void prefetch_l2(const void *at)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
-/* c += a b: a is 16 x 16, b 16 x 8. */
-static __device__ __forceinline__ void multiply(
-    float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ float exp2_of(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 x)
-{
-    return *reinterpret_cast<uint32_t *>(&x);
-}
-
-/* x and y (in the low half) as bf16 numbers, and what that leaves out as bf16 numbers. */
-static __device__ __forceinline__ void split(float x, float y, uint32_t *high, uint32_t *low)
-{
-    const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
-    *high = bits_of(h);
-    *low = bits_of(__floats2bfloat162_rn(x - __low2float(h), y - __high2float(h)));
 }
 
 static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i)
@@ -395,17 +365,17 @@ static __device__ __forceinline__ void score(
     const block_memory<D> &s, const unit_registers<D, false> &r, float (&score)[4])
 {
     const uint32_t g = threadIdx.x % QKC_WARP / 4, t = threadIdx.x % 4;
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(s.q[g]) + t * 32;
+    const uint32_t at = shared_of(s.q[g]) + t * 32;
     float sum[2][4] = {
         {0, 0, 0, 0}, {0, 0, 0, 0}}; /* by 8 keys: with the high halves, then with the low ones */
 #pragma unroll
     for (int c = 0; c < D / 32; c++) {
         uint4 q = load_shared(at + c * 128);
-        multiply(sum[0], q.x, q.y, q.z, q.w, r.k[0][c].x, r.k[0][c].y);
-        multiply(sum[1], q.x, q.y, q.z, q.w, r.k[1][c].x, r.k[1][c].y);
+        mma_bf16(sum[0], q.x, q.y, q.z, q.w, r.k[0][c].x, r.k[0][c].y);
+        mma_bf16(sum[1], q.x, q.y, q.z, q.w, r.k[1][c].x, r.k[1][c].y);
         q = load_shared(at + c * 128 + 16);
-        multiply(sum[0], q.x, q.y, q.z, q.w, r.k[0][c].z, r.k[0][c].w);
-        multiply(sum[1], q.x, q.y, q.z, q.w, r.k[1][c].z, r.k[1][c].w);
+        mma_bf16(sum[0], q.x, q.y, q.z, q.w, r.k[0][c].z, r.k[0][c].w);
+        mma_bf16(sum[1], q.x, q.y, q.z, q.w, r.k[1][c].z, r.k[1][c].w);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -418,7 +388,7 @@ static __device__ __forceinline__ void score(
     const block_memory<D> &s, const unit_registers<D, true> &r, float (&score)[8], int i)
 {
     const uint32_t g = threadIdx.x % QKC_WARP / 4, t = threadIdx.x % 4;
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(s.q[g]) + t * 32;
+    const uint32_t at = shared_of(s.q[g]) + t * 32;
     float sum[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}; /* as above */
 #pragma unroll
     for (int c = 0; c < D / 64; c++)
@@ -429,7 +399,7 @@ static __device__ __forceinline__ void score(
             for (int b = 0; b < 2; b++) {
                 uint32_t even, odd;
                 qkc_i8_widen(word_of(r.k[2 * i + b][c], e), &even, &odd);
-                multiply(sum[b], q.x, q.y, q.z, q.w, even, odd);
+                mma_bf16(sum[b], q.x, q.y, q.z, q.w, even, odd);
             }
         }
 #pragma unroll
@@ -457,7 +427,7 @@ template <int D, int N> static __device__ __forceinline__ void join(warp_result<
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
     if (__any_sync(ALL_LANES, max > w.max)) {
         max = fmaxf(max, w.max);
-        const float scale = exp2_of(w.max - max);
+        const float scale = exp2_approx(w.max - max);
         const float scale0 = __shfl_sync(ALL_LANES, scale, threadIdx.x % 4 * 8); /* of head 2 * t */
         const float scale1 = __shfl_sync(ALL_LANES, scale, threadIdx.x % 4 * 8 + 4);
         w.max = max;
@@ -472,7 +442,7 @@ template <int D, int N> static __device__ __forceinline__ void join(warp_result<
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
-        score[i] = exp2_of(score[i] - w.max);
+        score[i] = exp2_approx(score[i] - w.max);
 #pragma unroll
     for (int i = 0; i < N; i += 4)
         w.sum += (score[i] + score[i + 1]) + (score[i + 2] + score[i + 3]);
@@ -483,8 +453,8 @@ static __device__ __forceinline__ void add_values(
     warp_result<D> &w, const unit_registers<D, false> &r, const float (&weight)[4])
 {
     uint32_t high[2], low[2];
-    split(weight[0], weight[1], &high[0], &low[0]);
-    split(weight[2], weight[3], &high[1], &low[1]);
+    split_bf16(weight[0], weight[1], &high[0], &low[0]);
+    split_bf16(weight[2], weight[3], &high[1], &low[1]);
 #pragma unroll
     for (int h = 0; h < D / 64; h++)
 #pragma unroll
@@ -493,8 +463,8 @@ static __device__ __forceinline__ void add_values(
             const uint32_t x2 = word_of(r.v[2][h], e), x3 = word_of(r.v[3][h], e);
             const uint32_t a0 = __byte_perm(x0, x1, 0x5410), a1 = __byte_perm(x0, x1, 0x7632);
             const uint32_t a2 = __byte_perm(x2, x3, 0x5410), a3 = __byte_perm(x2, x3, 0x7632);
-            multiply(w.o[4 * h + e], a0, a1, a2, a3, high[0], high[1]);
-            multiply(w.o[4 * h + e], a0, a1, a2, a3, low[0], low[1]);
+            mma_bf16(w.o[4 * h + e], a0, a1, a2, a3, high[0], high[1]);
+            mma_bf16(w.o[4 * h + e], a0, a1, a2, a3, low[0], low[1]);
         }
 }
 
@@ -507,7 +477,7 @@ static __device__ __forceinline__ void add_values(
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         const float2 scale = scales_of(r.v_scale, 2 * i + b);
-        split(weight[4 * i + 2 * b] * scale.x, weight[4 * i + 2 * b + 1] * scale.y, &high[b], &low[b]);
+        split_bf16(weight[4 * i + 2 * b] * scale.x, weight[4 * i + 2 * b + 1] * scale.y, &high[b], &low[b]);
     }
 #pragma unroll
     for (int tile = 0; tile < D / 16; tile++) { /* two of a word's four dimensions */
@@ -515,7 +485,7 @@ static __device__ __forceinline__ void add_values(
         uint32_t a0, a1, a2, a3;
         qkc_i8_widen(__byte_perm(r.v[i][0][tile / 2], r.v[i][1][tile / 2], order), &a0, &a1);
         qkc_i8_widen(__byte_perm(r.v[i][2][tile / 2], r.v[i][3][tile / 2], order), &a2, &a3);
-        multiply(w.o[tile], a0, a1, a2, a3, high[0], high[1]);
-        multiply(w.o[tile], a0, a1, a2, a3, low[0], low[1]);
+        mma_bf16(w.o[tile], a0, a1, a2, a3, high[0], high[1]);
+        mma_bf16(w.o[tile], a0, a1, a2, a3, low[0], low[1]);
     }
 }

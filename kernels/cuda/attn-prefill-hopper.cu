@@ -5,7 +5,6 @@
  * to the first, so that what needs the causal mask comes first. Three warpgroups:
  *   0     copies: K and V blocks from the pages into rings of N_STAGES slots. Pages lie anywhere, so each thread
  *         copies 16 bytes at a time (cp.async) to where wgmma's 128-byte swizzle wants them.
- *         Blocks of int8 pages are copied as they are to a third ring, and from there written to the others as bf16.
  *         Blocks of int8 pages are copied as they are to rings of their own, and from there written to the slots as bf16;
  *         warpgroup 0 does that for K, a fourth one for V.
  *   1, 2  64 packed rows each: S = Q K^T from shared memory into registers, online softmax there, O += P V with P
@@ -55,6 +54,7 @@
  * block's numbers: 1,280 for every scheduler, of the 2,048 cycles that its products take at the peak. */
 #include "kernels/cuda/cuda-ops.h"
 #include "kernels/cuda/kv-int8.h"
+#include "kernels/cuda/ptx.h"
 
 #define HEAD_DIM   128u
 #define TILE_ROWS  128u /* packed rows of a block */
@@ -93,34 +93,9 @@ static_assert(place<true>::BYTES <= 227u << 10 && place<false>::BYTES <= 227u <<
 
 /* ---- Single instructions ------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n_arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(n_arrivals) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 static __device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t n)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(n) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    uint32_t done;
-    do {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}\n"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
 }
 
 /* The named barrier completes when @n threads have arrived or wait. */
@@ -134,59 +109,13 @@ static __device__ __forceinline__ void named_arrive(uint32_t id, uint32_t n)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
 }
 
-/* 16 bytes from global to shared memory; zeros and no read when not @valid. */
-static __device__ __forceinline__ void copy_16(uint32_t to, uint64_t from, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16u : 0u)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void copy_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> static __device__ __forceinline__ void copy_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* Shared memory written before is seen by wgmma after. */
 static __device__ __forceinline__ void fence_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-static __device__ __forceinline__ float exp2_approx(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
-{
-    uint32_t y;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-}
-
 /* ---- wgmma --------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void wgmma_fence(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int N> static __device__ __forceinline__ void wgmma_wait(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
 
 /* Keeps uses of registers on their side of the asynchronous products, which the compiler does not see. */
 template <int N> static __device__ __forceinline__ void pin(float (&r)[N])
@@ -201,15 +130,6 @@ template <int N> static __device__ __forceinline__ void pin(uint32_t (&r)[N])
 #pragma unroll
     for (int i = 0; i < N; i++)
         asm volatile("" : "+r"(r[i])::"memory");
-}
-
-/* A matrix descriptor: address, leading offset and stride offset in units of 16 bytes at bits 0, 16 and 32; 128-byte
- * swizzle is 1 at bit 62. The leading offset has no meaning for K-major operands with this swizzle (1 by
- * convention). */
-static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading_bytes)
-{
-    return 1ull << 62 | (uint64_t)(1024u >> 4) << 32 | (uint64_t)(leading_bytes >> 4) << 16 |
-           (address & 0x3ffffu) >> 4;
 }
 
 #define D4(x, d, i)  x((d)[i]), x((d)[i + 1]), x((d)[i + 2]), x((d)[i + 3])
@@ -714,9 +634,9 @@ static __device__ void compute_rows(const qkc_attend_prefill_args &a, const qkc_
     if (RANGE && resumes)
         load_state(a, tile, r, kv_head, n_q, row, lane);
     load_q(a, tile, m, kv_head, n_q, group, thread);
-    const uint64_t q = descriptor(m.q + group * 64 * 128, 16);
-    const uint64_t k = descriptor(m.k, 16);
-    const uint64_t v = descriptor(m.v, HALF_BYTES);
+    const uint64_t q = wgmma_descriptor(m.q + group * 64 * 128, 16);
+    const uint64_t k = wgmma_descriptor(m.k, 16);
+    const uint64_t v = wgmma_descriptor(m.v, HALF_BYTES);
     if (group == 0)
         named_arrive(BARRIER_TURN, turn);
 
@@ -769,7 +689,7 @@ static __global__ void __launch_bounds__(place<I8>::N_THREADS, 1)
     attend_prefill_hopper(const __grid_constant__ qkc_attend_prefill_args a)
 {
     extern __shared__ uint8_t shared[];
-    const uint32_t base = ((uint32_t)__cvta_generic_to_shared(shared) + 1023u) & ~1023u;
+    const uint32_t base = (shared_of(shared) + 1023u) & ~1023u;
     const shared_map m = map_shared<I8>(base);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < place<I8>::N_STAGES; i++) {

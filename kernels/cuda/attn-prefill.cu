@@ -33,6 +33,7 @@
  * of copies a block for those 4.2 MFLOP, 1,536 cycles at 128 bytes each: 630 TFLOP/s. */
 #include "kernels/cuda/cuda-ops.h"
 #include "kernels/cuda/kv-int8.h"
+#include "kernels/cuda/ptx.h"
 #include <algorithm>
 #include <math.h>
 #include <string.h>
@@ -42,23 +43,6 @@
 #define N_SLOTS    3
 
 /* ---- Single instructions ------------------------------------------------------------------------------------- */
-
-/* 16 bytes from global to shared memory; zeros and no read when not @valid. */
-static __device__ __forceinline__ void copy_16(uint32_t to, uint64_t from, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16u : 0u)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void copy_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> static __device__ __forceinline__ void copy_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 
 /* Four 8x8 matrices; lane l gives the address of row l % 8 of matrix l / 8. */
 static __device__ __forceinline__ void load_4(uint32_t (&r)[4], uint32_t address)
@@ -84,20 +68,6 @@ static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t *a, uin
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ float exp2_approx(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
-{
-    uint32_t y;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
 }
 
 /* ---- The portable kernel ------------------------------------------------------------------------------------- */
@@ -475,7 +445,7 @@ static __global__ void __launch_bounds__(form<DIM, M>::N_THREADS, form<DIM, M>::
     const uint32_t first_row = warp * 16 * M;
     const bool has_rows = first_row < tile.n_rows * n_q;
 
-    const uint32_t q_base = (uint32_t)__cvta_generic_to_shared(shared);
+    const uint32_t q_base = shared_of(shared);
     uint32_t k_slot = q_base + TILE_ROWS * f::ROW_BYTES, v_slot = k_slot + f::SLOT_BYTES,
              free_slot = v_slot + f::SLOT_BYTES; /* I8: where bytes are staged */
     /* This lane's ldmatrix addresses: of 16 rows (Q, V), and of two groups of 8 rows, two pieces each (K). */

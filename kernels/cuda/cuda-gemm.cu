@@ -6,8 +6,8 @@
  * matrix [n_in, n_out], transposed, and x as the column matrix [n_in, n_rows], as it is.
  *
  * Invariants
- *  1. Row counts are rounded up, by less than QKC_GEMM_ROWS_UNIT, and a kind of product (n_out, n_in, type, add) has one algorithm
- *     for each rounded count, chosen by cublasLt's heuristic in qkc_gemm_prepare(). So qkc_gemm_run() asks for nothing
+ *  1. Row counts are rounded up, by less than QKC_GEMM_ROWS_UNIT, and a kind of product (n_out, n_in, type, add) has one
+ *     algorithm for each rounded count, chosen by cublasLt's heuristic in qkc_gemm_prepare(). So qkc_gemm_run() asks for nothing
  *     and allocates nothing, and the same shape is always computed by the same algorithm.
  *  2. The rows between n_rows and the rounded count are read and written: x and y must have room for them. What they
  *     hold is left as it is found, stale or not a number: row r of y depends on row r of x alone.

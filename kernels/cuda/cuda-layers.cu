@@ -22,8 +22,8 @@
  *  5. A row block's kernels take the plan of the whole step: they touch no row from their rows_max on.
  *
  * Launches and bytes a layer of the reference model (36 layers):
- *   decode        5 launches, 183 a step; one row on the portable path 2, 75 a step. 202 MB of weights, 48 us at 4.2 TB/s, and 4 KB a key; activations (of 64 rows:
- *                 1.6 + 1.0 + 2.5 + 0.7 MB) stay in the level 2 cache.
+ *   decode        5 launches, 183 a step; one row on the portable path 2, 75 a step. 202 MB of weights, 48 us at 4.2 TB/s, and
+ *                 4 KB a key; activations (of 64 rows: 1.6 + 1.0 + 2.5 + 0.7 MB) stay in the level 2 cache.
  *   few rows      6 or 7
  *   2,048 rows    10 to 12: 413 GFLOP, 520 us at 790 TFLOP/s; of activations 21+10 (norm), 10+25 (QKV), 25+25 (heads),
  *                 17+17 (attention), 17+42 (O), 21+10, 2x(5+40), 2x(40+20), 40+42 MB: 520 MB, 125 us were all of it
@@ -363,15 +363,21 @@ static bool hopper_lm_head(way *w, const small_rows *r, bool gather, float *logi
            ok(w, "lm_head", qkc_linear_hopper(w->launch, &a));
 }
 
-/* A layer's products: QKV, O, gate and up, down. */
-static void layer_products(const way *w, const small_rows *r, const qkc_layer *layer, qkc_linear_args args[4])
+static qkc_linear_args qkv_product(const way *w, const small_rows *r, const qkc_layer *layer)
 {
+    qkc_linear_args a = linear_args(w, r);
+    a.w = layer->qkv, a.x = r->x, a.norm = layer->attn_norm, a.y = w->ctx->small_qkv;
+    a.n_out = w->ctx->qkv_dim, a.n_in = w->shape->hidden, a.then = QKC_STORE;
+    return a;
+}
+
+/* The layer's products behind its attention: O, gate and up, down. */
+static void rest_products(const way *w, const small_rows *r, qkc_linear_args args[3])
+{
+    const qkc_layer *layer = &w->model->layers[w->layer];
     const uint32_t hidden = w->shape->hidden, ffn = w->shape->ffn;
-    qkc_linear_args *qkv = &args[0], *o = &args[1], *up = &args[2], *down = &args[3];
-    for (int i = 0; i < 4; i++)
-        args[i] = linear_args(w, r);
-    qkv->w = layer->qkv, qkv->x = r->x, qkv->norm = layer->attn_norm, qkv->y = w->ctx->small_qkv;
-    qkv->n_out = w->ctx->qkv_dim, qkv->n_in = hidden, qkv->then = QKC_STORE;
+    qkc_linear_args *o = &args[0], *up = &args[1], *down = &args[2];
+    *o = *up = *down = linear_args(w, r);
     o->w = layer->o, o->x = r->attn, o->y = r->x;
     o->n_out = hidden, o->n_in = w->ctx->q_dim, o->then = QKC_ADD;
     up->w = layer->gate_up, up->x = r->x, up->norm = layer->ffn_norm, up->y = w->ctx->small_act;
@@ -380,11 +386,15 @@ static void layer_products(const way *w, const small_rows *r, const qkc_layer *l
     down->n_out = hidden, down->n_in = ffn, down->then = QKC_ADD;
 }
 
-/* Whether what lies between two attentions is one launch. */
-static bool is_chained(const way *w, const qkc_linear_args args[4])
+/* Whether what lies between two attentions is one launch: the same for every layer, whose shapes are the same. */
+static bool is_chained(const way *w, const small_rows *r)
 {
-    return w->pass->kind == QKC_PASS_DECODE && w->pass->n_rows == 1 && !w->step->plan.profile &&
-           qkc_linear_chain_suits(w->launch, args, 4);
+    if (w->pass->kind != QKC_PASS_DECODE || w->pass->n_rows != 1 || w->step->plan.profile)
+        return false;
+    qkc_linear_args args[QKC_CHAIN_MAX];
+    rest_products(w, r, args);
+    args[3] = qkv_product(w, r, &w->model->layers[w->layer]);
+    return qkc_linear_chain_suits(w->launch, args, QKC_CHAIN_MAX);
 }
 
 /* From the attention's output to the layer's end, and where the products are chained to the next one's QKV. */
@@ -394,19 +404,18 @@ static bool small_rest(way *w, const small_rows *r)
         return hopper_rest(w, r);
     if (is_wide(w, r->n_max, r->room))
         return wide_rest(w, r);
-    qkc_linear_args args[5];
-    layer_products(w, r, &w->model->layers[w->layer], args);
-    if (is_chained(w, args)) {
-        qkc_linear_args next[4];
-        layer_products(w, r, &w->model->layers[is_last(w) ? w->layer : w->layer + 1], next);
-        args[4] = next[0];
+    qkc_linear_args args[QKC_CHAIN_MAX];
+    uint32_t n = 3;
+    rest_products(w, r, args);
+    if (is_chained(w, r)) {
+        if (!is_last(w))
+            args[n++] = qkv_product(w, r, &w->model->layers[w->layer + 1]);
         return ok(w, "O, gate and up, down, QKV",
-            qkc_linear_chain(
-                w->launch, args + 1, is_last(w) ? 3 : 4, w->ctx->arrived + w->layer * QKC_CHAIN_MAX));
+            qkc_linear_chain(w->launch, args, n, w->ctx->arrived + w->layer * QKC_CHAIN_MAX));
     }
-    return ok(w, "O", qkc_linear(w->launch, &args[1])) && mark(w, QK_PART_PROJECT) &&
-           ok(w, "gate and up", qkc_linear(w->launch, &args[2])) &&
-           ok(w, "down", qkc_linear(w->launch, &args[3])) && mark(w, QK_PART_MLP);
+    return ok(w, "O", qkc_linear(w->launch, &args[0])) && mark(w, QK_PART_PROJECT) &&
+           ok(w, "gate and up", qkc_linear(w->launch, &args[1])) &&
+           ok(w, "down", qkc_linear(w->launch, &args[2])) && mark(w, QK_PART_MLP);
 }
 
 /* @room: rows that @logits has memory for. */
@@ -434,11 +443,10 @@ static bool small_qkv(way *w, const small_rows *r)
         return wide_norm(w, r, layer->attn_norm, false) &&
                typed_product(w, layer->qkv, w->ctx->wide_in, w->ctx->small_qkv, QK_F32, r->n_max,
                    w->ctx->qkv_dim, w->shape->hidden, false);
-    qkc_linear_args args[4];
-    layer_products(w, r, layer, args);
-    if (w->layer > 0 && is_chained(w, args)) /* the layer before did it */
+    if (w->layer > 0 && is_chained(w, r)) /* the layer before did it */
         return true;
-    return ok(w, "QKV", qkc_linear(w->launch, &args[0]));
+    const qkc_linear_args a = qkv_product(w, r, layer);
+    return ok(w, "QKV", qkc_linear(w->launch, &a));
 }
 
 /* The pieces from @first on below @end in the list of all sequences'. */

@@ -67,23 +67,61 @@ __device__ __forceinline__ void qkc_pdl_trigger(void)
 #endif
 }
 
-/* Launches @kernel with the launch's attributes. Raise its dynamic shared memory limit before, once, outside capture
- * (each file has a qkc_*_init() where it needs that). */
+/* Launches @kernel with the launch's attributes, and with @more if that is not NULL. Raise its dynamic shared memory limit
+ * before, once, outside capture (each file has a qkc_*_init() where it needs that). */
 template <typename... Params, typename... Args>
-static inline cudaError_t qkc_start(
-    const qkc_launch *launch, void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem, Args... args)
+static inline cudaError_t qkc_start_with(const qkc_launch *launch, const cudaLaunchAttribute *more,
+    void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem, Args... args)
 {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = smem;
     config.stream = launch->stream;
-    config.attrs = &attribute;
-    config.numAttrs = launch->pdl ? 1 : 0;
+    config.attrs = attributes;
+    if (more != NULL)
+        attributes[config.numAttrs++] = *more;
+    if (launch->pdl) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
     return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+}
+
+template <typename... Params, typename... Args>
+static inline cudaError_t qkc_start(
+    const qkc_launch *launch, void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem, Args... args)
+{
+    return qkc_start_with(launch, NULL, kernel, grid, block, smem, args...);
+}
+
+/* In clusters of @n blocks. */
+template <typename... Params, typename... Args>
+static inline cudaError_t qkc_start_clusters(const qkc_launch *launch, uint32_t n, void (*kernel)(Params...),
+    dim3 grid, dim3 block, size_t smem, Args... args)
+{
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = n;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    return qkc_start_with(launch, &cluster, kernel, grid, block, smem, args...);
+}
+
+/* Lets @kernel have all shared memory that a block may have on the current device. */
+static inline cudaError_t qkc_allow_shared_memory(const void *kernel)
+{
+    int device = 0, most = 0;
+    cudaFuncAttributes a;
+    cudaError_t code = cudaGetDevice(&device);
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (code == cudaSuccess)
+        code = cudaFuncGetAttributes(&a, kernel);
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(
+            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)a.sharedSizeBytes);
+    return code;
 }
 #endif
 

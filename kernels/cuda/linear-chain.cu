@@ -71,19 +71,11 @@ static __device__ __forceinline__ void enter(const chain_params &p, chain_cursor
 static __device__ __forceinline__ void ask(
     const chain_params &p, chain_cursor *at, uint4 *slot, uint64_t policy)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP;
     if (at->q < p.n) {
         const chain_product &c = p.product[at->q];
         const chain_share &s = at->share;
         const uint32_t row = at->row < s.n ? s.first + at->row : c.n_out + s.first + at->row - s.n;
-        const qkc_bf16 *src = c.w + (size_t)row * c.n_in + at->unit * GEMV_UNIT;
-        const uint32_t left = c.n_in / 8 - at->unit * GEMV_UNIT_CHUNKS; /* chunks of the row from here on */
-#pragma unroll
-        for (uint32_t h = 0; h < 2; h++) {
-            const uint32_t chunk = h * QKC_WARP + lane;
-            const bool inside = chunk < left;
-            linear_copy16(slot + chunk, inside ? src + chunk * 8 : c.w, inside ? 16 : 0, policy);
-        }
+        copy_unit(c.w, c.n_in, row, at->unit, slot, policy);
         at->row += c.step_rows;
         at->unit += c.step_unit;
         if (at->unit >= c.units) {
@@ -93,7 +85,7 @@ static __device__ __forceinline__ void ask(
         if (at->row >= s.n_rows)
             enter(p, at, at->q + 1);
     }
-    linear_commit();
+    copy_commit();
 }
 
 /* All threads: this block's outputs are stored. */
@@ -156,7 +148,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, 1) chain(const __grid_constant__
         uint32_t unit = warp % units;
         for (uint32_t i = warp; i < n_units; i += GEMV_WARPS) {
             uint4 *from = ring + slot * GEMV_UNIT_CHUNKS;
-            linear_wait<DEPTH - 1>();
+            copy_wait<DEPTH - 1>();
             const uint4 w[2] = {from[lane], from[QKC_WARP + lane]};
             ask(p, &at, from, policy);
             if (!triggered && at.q == p.n) {
@@ -173,12 +165,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, 1) chain(const __grid_constant__
         __syncthreads();
         if (stores && threadIdx.x < s.n) {
             const float scale = c.norm ? norm_factor(squares, c.n_in, p.eps) : 1;
-            float y = row_sum(sums, threadIdx.x, units) * scale;
-            if (c.then == QKC_ADD)
-                y += old;
-            else if (c.then == QKC_SILU_MUL)
-                y = linear_silu(y) * (row_sum(sums, s.n + threadIdx.x, units) * scale);
-            c.y[s.first + threadIdx.x] = y;
+            c.y[s.first + threadIdx.x] = output(sums, threadIdx.x, s.n, units, c.then, scale, old);
         }
         if (q + 1 < p.n)
             arrive(p.arrived + q);
@@ -194,17 +181,9 @@ static const chain_fn chain_of_depth[] = {NULL, NULL, chain<2>, chain<3>, chain<
 
 cudaError_t qkc_linear_chain_init(void)
 {
-    int device = 0, most = 0;
-    cudaError_t code = cudaGetDevice(&device);
-    if (code == cudaSuccess)
-        code = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    for (uint32_t depth = DEPTH_MIN; depth <= DEPTH_MAX && code == cudaSuccess; depth++) {
-        cudaFuncAttributes a;
-        code = cudaFuncGetAttributes(&a, (const void *)chain_of_depth[depth]);
-        if (code == cudaSuccess)
-            code = cudaFuncSetAttribute((const void *)chain_of_depth[depth],
-                cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)a.sharedSizeBytes);
-    }
+    cudaError_t code = cudaSuccess;
+    for (uint32_t depth = DEPTH_MIN; depth <= DEPTH_MAX && code == cudaSuccess; depth++)
+        code = qkc_allow_shared_memory((const void *)chain_of_depth[depth]);
     return code;
 }
 
@@ -216,7 +195,7 @@ static uint32_t choose(
     if (n == 0 || n > QKC_CHAIN_MAX || launch->hopper)
         return 0;
     for (uint32_t i = 0; i < n; i++) {
-        const uint32_t units = (args[i].n_in + GEMV_UNIT - 1) / GEMV_UNIT;
+        const uint32_t units = gemv_units(args[i].n_in);
         const uint32_t outputs = (args[i].n_out + launch->n_sms - 1) / launch->n_sms;
         if (args[i].n_in == 0 || args[i].n_in % 8 || args[i].rows_max != 1 || args[i].gather ||
             outputs > GEMV_THREADS || (uint64_t)args[i].n_out * launch->n_sms > UINT32_MAX)
@@ -258,21 +237,13 @@ cudaError_t qkc_linear_chain(
         chain_product *c = &p.product[i];
         c->w = args[i].w, c->x = args[i].x, c->norm = args[i].norm, c->y = args[i].y;
         c->n_out = args[i].n_out, c->n_in = args[i].n_in;
-        c->units = (args[i].n_in + GEMV_UNIT - 1) / GEMV_UNIT;
+        c->units = gemv_units(args[i].n_in);
         c->step_rows = GEMV_WARPS / c->units, c->step_unit = GEMV_WARPS % c->units;
         c->then = args[i].then;
     }
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeCooperative;
-    attributes[0].val.cooperative = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(launch->n_sms);
-    config.blockDim = dim3(GEMV_THREADS);
-    config.dynamicSmemBytes = smem;
-    config.stream = launch->stream;
-    config.attrs = attributes;
-    config.numAttrs = launch->pdl ? 2 : 1;
-    return cudaLaunchKernelEx(&config, chain_of_depth[depth], p);
+    cudaLaunchAttribute cooperative;
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+    return qkc_start_with(
+        launch, &cooperative, chain_of_depth[depth], dim3(launch->n_sms), dim3(GEMV_THREADS), smem, p);
 }

@@ -21,6 +21,7 @@
  * Floor (H200): the weights' as in linear.cu, 48.9 us a layer of the reference shape. Through the L2 goes, beside W, of x
  * n_rows / rows as much: with 16 rows 10 to 20%, with 64 rows 40 to 80%. */
 #include "kernels/cuda/linear-hopper.h"
+#include "kernels/cuda/linear.h"
 #include <cuda.h>
 
 #define TILE_K      64u /* inputs of a stage: 128 bytes, what the swizzle spans */
@@ -51,40 +52,10 @@ typedef struct {
 
 /* ---- Instructions -------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ uint32_t shared_of(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n_arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(n_arrivals) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    uint32_t done;
-    do {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}\n"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
 }
 
 static __device__ __forceinline__ void ask_x(
@@ -96,7 +67,7 @@ static __device__ __forceinline__ void ask_x(
                  : "memory");
 }
 
-/* Weights are read once a step: they are the first to leave the L2. @row: of W, or with SILU a block of 8 outputs. */
+/* @row: of W, or with SILU a block of 8 outputs. */
 template <bool SILU>
 static __device__ __forceinline__ void ask_w(
     uint32_t to, const CUtensorMap *map, uint32_t k, uint32_t row, uint32_t barrier, uint64_t policy)
@@ -151,28 +122,6 @@ static __device__ __forceinline__ float4 group_load(uint32_t address, uint32_t r
 }
 
 /* ---- wgmma --------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void wgmma_fence(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int N> static __device__ __forceinline__ void wgmma_wait(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
-/* A matrix descriptor, K-major with 128-byte swizzle: address and stride of 8 rows in units of 16 bytes at bits 0 and 32,
- * the swizzle at bit 62; the leading offset has no meaning (1 by convention). */
-static __device__ __forceinline__ uint64_t descriptor(uint32_t address)
-{
-    return 1ull << 62 | (uint64_t)(1024u >> 4) << 32 | 1ull << 16 | (address & 0x3ffffu) >> 4;
-}
 
 #define D4(d, i)  "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3])
 #define D8(d, i)  D4(d, i), D4(d, i + 4)
@@ -235,8 +184,7 @@ template <bool SILU>
 static __device__ __forceinline__ void ask_tiles(
     const hopper_params &p, const shared_map &m, uint32_t first, uint32_t end, uint32_t row)
 {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    const uint64_t policy = linear_stream_policy();
     const uint32_t n = end - first, n_ahead = min(n, p.stages);
     for (uint32_t i = 0; i < n_ahead; i++) {
         barrier_expect(m.full + i * 8, m.w_bytes + m.x_bytes);
@@ -268,7 +216,8 @@ static __device__ __forceinline__ void multiply_tiles(
     uint32_t slot = 0, parity = 0, before = 0;
     for (uint32_t i = 0; i < n; i++) {
         barrier_wait(m.full + slot * 8, parity);
-        const uint64_t a = descriptor(m.w + slot * m.w_bytes), b = descriptor(m.x + slot * m.x_bytes);
+        const uint64_t a = wgmma_descriptor(m.w + slot * m.w_bytes, 16),
+                       b = wgmma_descriptor(m.x + slot * m.x_bytes, 16);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < (int)TILE_K / 16; k++)
@@ -307,20 +256,9 @@ static __device__ __forceinline__ void put_sums(
         }
 }
 
-static __device__ __forceinline__ float4 add4(float4 a, float4 b)
-{
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
 static __device__ __forceinline__ uint2 pack4(float4 v)
 {
-    const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
-    return make_uint2(*(const uint32_t *)&a, *(const uint32_t *)&b);
-}
-
-static __device__ __forceinline__ float silu(float v)
-{
-    return v / (1.0f + expf(-v));
+    return make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
 }
 
 /* The norm's factors of N rows; a whole warp calls it. */
@@ -391,8 +329,8 @@ static __device__ __forceinline__ void finish_columns(const hopper_params &p, ui
             const size_t to = (size_t)row * p.n_out + first + o;
             float4 x = make_float4(v[c].x * f, v[c].y * f, v[c].z * f, v[c].w * f);
             if (SILU) {
-                x.x = silu(x.x) * (u[c].x * f), x.y = silu(x.y) * (u[c].y * f);
-                x.z = silu(x.z) * (u[c].z * f), x.w = silu(x.w) * (u[c].w * f);
+                x.x = linear_silu(x.x) * (u[c].x * f), x.y = linear_silu(x.y) * (u[c].y * f);
+                x.z = linear_silu(x.z) * (u[c].z * f), x.w = linear_silu(x.w) * (u[c].w * f);
                 *(uint2 *)(p.y16 + to) = pack4(x);
                 continue;
             }
@@ -503,7 +441,7 @@ cudaError_t qkc_linear_hopper_init(void)
         for (uint32_t m = 1; m <= 3 && code == cudaSuccess; m++)
             for (int silu = 0; silu < 2 && code == cudaSuccess; silu++)
                 code = cudaFuncSetAttribute((const void *)pick(n, m, silu != 0),
-                    cudaFuncAttributeMaxDynamicSharedMemorySize, QKC_LINEAR_HOPPER_SMEM_HALF);
+                    cudaFuncAttributeMaxDynamicSharedMemorySize, QKC_LINEAR_SMEM_HALF);
     return code;
 }
 
@@ -560,7 +498,7 @@ static void choose(const qkc_launch *launch, const qkc_linear_hopper_args *args,
     if (!tuning->cluster && s->cluster == 1 && s->rows > 96 && s->groups <= (uint32_t)launch->n_sms)
         s->cluster = 2;
     s->stages = tuning->stages > 1 && tuning->stages < STAGES_MAX ? tuning->stages : STAGES_MAX;
-    for (lay_out(s); s->smem > QKC_LINEAR_HOPPER_SMEM_HALF; lay_out(s))
+    for (lay_out(s); s->smem > QKC_LINEAR_SMEM_HALF; lay_out(s))
         s->stages--;
 }
 
@@ -630,21 +568,8 @@ cudaError_t qkc_linear_hopper_tuned(
     p.cluster = s.cluster;
     p.add = args->then == QKC_ADD;
     p.early = !tuning->late;
-
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = s.cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(s.groups * s.cluster);
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = s.smem;
-    config.stream = launch->stream;
-    config.attrs = attributes;
-    config.numAttrs = launch->pdl ? 2 : 1;
-    return cudaLaunchKernelEx(&config, pick(s.n, divide_up(s.rows, 64), args->then == QKC_SILU_MUL), p);
+    return qkc_start_clusters(launch, s.cluster, pick(s.n, divide_up(s.rows, 64), args->then == QKC_SILU_MUL),
+        dim3(s.groups * s.cluster), dim3(THREADS), s.smem, p);
 }
 
 cudaError_t qkc_linear_hopper(const qkc_launch *launch, const qkc_linear_hopper_args *args)

@@ -29,8 +29,6 @@ typedef struct {
     bool late;        /* the next kernel starts when the last weights have been asked for, not at once */
 } qkc_linear_hopper_tuning;
 
-/* Shared memory of a block that leaves room for a block of the next kernel on the same SM. */
-#define QKC_LINEAR_HOPPER_SMEM_HALF (113u << 10)
 /* Groups of products with next_norm at most, and their outputs. */
 #define QKC_LINEAR_HOPPER_GROUPS     192u
 #define QKC_LINEAR_HOPPER_HIDDEN_MAX (QKC_LINEAR_HOPPER_GROUPS * 160u)

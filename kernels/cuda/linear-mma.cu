@@ -73,7 +73,7 @@ template <bool CLUSTER> static __device__ __forceinline__ void group_barrier(voi
 /* The shared memory address of block @rank's @p. */
 template <bool CLUSTER> static __device__ __forceinline__ uint32_t group_address(const void *p, uint32_t rank)
 {
-    uint32_t a = linear_smem(p);
+    uint32_t a = shared_of(p);
 #if __CUDA_ARCH__ >= 900
     if (CLUSTER)
         asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(rank));
@@ -232,7 +232,7 @@ static __device__ __forceinline__ void ask(
         at->kb++;
         settle<SILU>(p, s, at);
     }
-    linear_commit();
+    copy_commit();
 }
 
 /* Asks what lies behind the ring in the first tile of the first pass into the L2; lane r for row r of the cell. */
@@ -251,12 +251,6 @@ static __device__ __forceinline__ void ask_ahead(const mma_params &p, const mma_
 }
 
 /* ---- x ------------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ uint32_t pack(float a, float b)
-{
-    __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-    return *(uint32_t *)&v;
-}
 
 /* The k-blocks [kb, kb_end) of the work's rows to shared memory as bf16, as lanes take them: 16 bytes for each k-block,
  * column of 8 rows and lane. Warp w stages the rows w, w + 8, ...; row[] is their x row or UINT32_MAX (zeros). squares[] of
@@ -293,10 +287,10 @@ static __device__ __forceinline__ void stage_x(
                 part[j] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w + v.x * v.x + v.y * v.y + v.z * v.z +
                            v.w * v.w;
                 uint4 out;
-                out.x = pack(u.x * wa.x, u.y * wa.y);
-                out.y = pack(u.z * wa.z, u.w * wa.w);
-                out.z = pack(v.x * wb.x, v.y * wb.y);
-                out.w = pack(v.z * wb.z, v.w * wb.w);
+                out.x = pack_bf16(u.x * wa.x, u.y * wa.y);
+                out.y = pack_bf16(u.z * wa.z, u.w * wa.w);
+                out.z = pack_bf16(v.x * wb.x, v.y * wb.y);
+                out.w = pack_bf16(v.z * wb.z, v.w * wb.w);
                 xs[(c / KB_CHUNKS * NT + j0 + j) * QKC_WARP + warp * 4 + c % KB_CHUNKS] = out;
             }
         }
@@ -313,16 +307,6 @@ static __device__ __forceinline__ void stage_x(
 
 /* ---- The product --------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void mma(
-    float *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 /* One k-block: two m-tiles times NT columns. a[2 m + h]: rows of m-tile m, upper or lower half. */
 template <int NT>
 static __device__ __forceinline__ void multiply(float (*acc)[NT][4], const uint4 *a, const uint4 *xs)
@@ -332,8 +316,8 @@ static __device__ __forceinline__ void multiply(float (*acc)[NT][4], const uint4
         uint4 b = xs[j * QKC_WARP];
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-            mma(acc[m][j], a[2 * m].x, a[2 * m + 1].x, a[2 * m].y, a[2 * m + 1].y, b.x, b.y);
-            mma(acc[m][j], a[2 * m].z, a[2 * m + 1].z, a[2 * m].w, a[2 * m + 1].w, b.z, b.w);
+            mma_bf16(acc[m][j], a[2 * m].x, a[2 * m + 1].x, a[2 * m].y, a[2 * m + 1].y, b.x, b.y);
+            mma_bf16(acc[m][j], a[2 * m].z, a[2 * m + 1].z, a[2 * m].w, a[2 * m + 1].w, b.z, b.w);
         }
     }
 }
@@ -361,11 +345,6 @@ static __device__ __forceinline__ void put_sums(
             for (int i = 0; i < 4; i++)
                 to[((j - j0) * 8 + i % 2) * stride + m * 16 + i / 2 * 8] = acc[m][j][i];
     }
-}
-
-static __device__ __forceinline__ float4 add4(float4 a, float4 b)
-{
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
 /* The sum of a quad of outputs over the group's blocks and their warps. */
@@ -458,7 +437,7 @@ __global__ void __launch_bounds__(MMA_THREADS, NT == 8 && !CLUSTER ? 1 : 2) line
     qkc_pdl_wait();
     const uint32_t count = min(__ldcg(p.count), (uint32_t)NT * 8), state = __ldcg(p.state);
     if (count == 0 || state != QK_OK) { /* the same in all blocks of the group */
-        linear_wait<0>();
+        copy_wait<0>();
         return;
     }
     if (threadIdx.x < NT * 8) {
@@ -489,7 +468,7 @@ __global__ void __launch_bounds__(MMA_THREADS, NT == 8 && !CLUSTER ? 1 : 2) line
             warp_part(p, s, tile, &kb, &kb_end);
             for (; kb < kb_end; kb++) {
                 uint4 *from = ring + slot * STAGE_UINT4 + lane, a[4];
-                linear_wait<DEPTH - 1>();
+                copy_wait<DEPTH - 1>();
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     a[i] = from[i * QKC_WARP];
@@ -546,21 +525,13 @@ static mma_fn mma_pick(uint32_t nt, bool cluster, bool silu)
 
 cudaError_t qkc_linear_mma_init(void)
 {
-    int device = 0, most = 0, major = 0;
+    int device = 0, major = 0;
     cudaError_t code = cudaGetDevice(&device);
-    if (code == cudaSuccess)
-        code = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (code == cudaSuccess)
         code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     for (uint32_t nt = 1; nt <= 8 && code == cudaSuccess; nt *= 2)
-        for (int i = 0; i < (major >= 9 ? 4 : 2) && code == cudaSuccess; i++) {
-            const void *fn = (const void *)mma_pick(nt, i / 2, i % 2);
-            cudaFuncAttributes a;
-            code = cudaFuncGetAttributes(&a, fn);
-            if (code == cudaSuccess)
-                code = cudaFuncSetAttribute(
-                    fn, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)a.sharedSizeBytes);
-        }
+        for (int i = 0; i < (major >= 9 ? 4 : 2) && code == cudaSuccess; i++)
+            code = qkc_allow_shared_memory((const void *)mma_pick(nt, i / 2, i % 2));
     return code;
 }
 
@@ -653,22 +624,7 @@ cudaError_t qkc_linear_mma(
     p.early = tuning->early;
     mma_fn fn = mma_pick(plan.nt, plan.cluster > 1, args->then == QKC_SILU_MUL);
     size_t smem = p.sums_at + plan.sums_bytes;
-    dim3 grid(plan.groups * plan.cluster), block(MMA_THREADS);
-    if (plan.cluster == 1)
-        return qkc_start(launch, fn, grid, block, smem, p);
-
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = plan.cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = smem;
-    config.stream = launch->stream;
-    config.attrs = attributes;
-    config.numAttrs = launch->pdl ? 2 : 1;
-    return cudaLaunchKernelEx(&config, fn, p);
+    const dim3 grid(plan.groups * plan.cluster), block(MMA_THREADS);
+    return plan.cluster == 1 ? qkc_start(launch, fn, grid, block, smem, p)
+                             : qkc_start_clusters(launch, plan.cluster, fn, grid, block, smem, p);
 }

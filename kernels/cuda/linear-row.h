@@ -20,7 +20,7 @@
 
 typedef enum { GEMV_FMA, GEMV_MMA } gemv_form;
 
-static __device__ __forceinline__ uint32_t gemv_units(uint32_t n_in)
+static __host__ __device__ __forceinline__ uint32_t gemv_units(uint32_t n_in)
 {
     return (n_in + GEMV_UNIT - 1) / GEMV_UNIT;
 }
@@ -35,15 +35,6 @@ static __device__ __forceinline__ float warp_sum(float v)
 
 /* ---- x ------------------------------------------------------------------------------------------------------- */
 
-/* Two numbers (the second in the upper half) as bf16, and what that leaves out as bf16. */
-static __device__ __forceinline__ void split(float a, float b, uint32_t *high, uint32_t *low)
-{
-    const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
-    const __nv_bfloat162 l = __floats2bfloat162_rn(a - __low2float(h), b - __high2float(h));
-    *high = *(const uint32_t *)&h;
-    *low = *(const uint32_t *)&l;
-}
-
 /* Elements 4 @i to 4 @i + 3 of x into their place. FMA: quads with even @i and quads with odd @i each lie together, so that a
  * warp reads those of neighbouring chunks without conflicts. MMA: a unit's 64 chunks of 8 high halves come before its 64 of
  * low ones. */
@@ -54,8 +45,8 @@ static __device__ __forceinline__ void put_quad(void *xs, uint32_t i, uint32_t u
         ((float4 *)xs)[i % 2 * units * GEMV_UNIT_CHUNKS + i / 2] = v;
     } else {
         uint2 high, low;
-        split(v.x, v.y, &high.x, &low.x);
-        split(v.z, v.w, &high.y, &low.y);
+        split_bf16(v.x, v.y, &high.x, &low.x);
+        split_bf16(v.z, v.w, &high.y, &low.y);
         uint2 *to = (uint2 *)((char *)xs + i / (GEMV_UNIT / 4) * X_UNIT_BYTES) + i % (GEMV_UNIT / 4);
         to[0] = high;
         to[GEMV_UNIT / 4] = low;
@@ -126,16 +117,6 @@ static __device__ __forceinline__ float dot8(uint4 w, float4 a, float4 b)
     return even + odd;
 }
 
-static __device__ __forceinline__ void mma(
-    float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 /* The sum over unit @unit, in lane 0. @w: the lane's chunks, those of its number and of 32 more.
  *
  * MMA: the 64 chunks are 8 slices. Lanes 4 g to 4 g + 3 hold slice g: of the weights as column g, of x as row g (high
@@ -157,8 +138,8 @@ static __device__ __forceinline__ float unit_sum(
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
             const uint4 a = x[h * QKC_WARP], b = x[GEMV_UNIT_CHUNKS + h * QKC_WARP];
-            mma(c[0], a.x, b.x, a.y, b.y, w[h].x, w[h].y);
-            mma(c[1], a.z, b.z, a.w, b.w, w[h].z, w[h].w);
+            mma_bf16(c[0], a.x, b.x, a.y, b.y, w[h].x, w[h].y);
+            mma_bf16(c[1], a.z, b.z, a.w, b.w, w[h].z, w[h].w);
         }
         const bool odd = lane / 4 % 2 != 0, mine = lane / 8 == lane % 4;
         const float high_sum = odd ? c[0][1] + c[1][1] : c[0][0] + c[1][0];
@@ -170,6 +151,21 @@ static __device__ __forceinline__ float unit_sum(
     }
 }
 
+/* A warp: asks for unit @unit of row @row of W, which is @n_in long; zeros past its end. */
+static __device__ __forceinline__ void copy_unit(
+    const qkc_bf16 *w, uint32_t n_in, uint32_t row, uint32_t unit, uint4 *slot, uint64_t policy)
+{
+    const uint32_t lane = threadIdx.x % QKC_WARP;
+    const qkc_bf16 *src = w + (size_t)row * n_in + unit * GEMV_UNIT;
+    const uint32_t left = n_in / 8 - unit * GEMV_UNIT_CHUNKS; /* chunks of the row from here on */
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        const uint32_t chunk = h * QKC_WARP + lane;
+        const bool inside = chunk < left;
+        linear_copy16(slot + chunk, inside ? src + chunk * 8 : w, inside ? 16 : 0, policy);
+    }
+}
+
 /* Adds up the units of matrix row @row of the block. */
 static __device__ __forceinline__ float row_sum(const float *sums, uint32_t row, uint32_t units)
 {
@@ -178,4 +174,16 @@ static __device__ __forceinline__ float row_sum(const float *sums, uint32_t row,
     for (uint32_t u = 0; u < units; u++)
         s += sums[row * units + u];
     return s;
+}
+
+/* Output @i of a block's @n, whose up rows lie behind its gate rows (QKC_SILU_MUL). @old: what QKC_ADD adds to. */
+static __device__ __forceinline__ float output(
+    const float *sums, uint32_t i, uint32_t n, uint32_t units, qkc_then then, float scale, float old)
+{
+    float y = row_sum(sums, i, units) * scale;
+    if (then == QKC_ADD)
+        y += old;
+    else if (then == QKC_SILU_MUL)
+        y = linear_silu(y) * (row_sum(sums, n + i, units) * scale);
+    return y;
 }

@@ -60,21 +60,13 @@ static __device__ __forceinline__ void advance(gemv_cursor *at, uint32_t units)
 static __device__ __forceinline__ void ask(const gemv_params &p, gemv_cursor *at, uint32_t first, uint32_t n,
     uint32_t n_rows, uint4 *slot, uint64_t policy)
 {
-    const uint32_t lane = threadIdx.x % QKC_WARP;
     if (at->row < n_rows) {
         /* Rows past the block's outputs are their up rows (QKC_SILU_MUL). */
         uint32_t row = at->row < n ? first + at->row : p.n_out + first + at->row - n;
-        const qkc_bf16 *src = p.w + (size_t)row * p.n_in + at->unit * GEMV_UNIT;
-        uint32_t left = p.n_in / 8 - at->unit * GEMV_UNIT_CHUNKS; /* chunks of the row from here on */
-#pragma unroll
-        for (uint32_t h = 0; h < 2; h++) {
-            uint32_t chunk = h * QKC_WARP + lane;
-            bool inside = chunk < left;
-            linear_copy16(slot + chunk, inside ? src + chunk * 8 : p.w, inside ? 16 : 0, policy);
-        }
+        copy_unit(p.w, p.n_in, row, at->unit, slot, policy);
         advance(at, p.units);
     }
-    linear_commit();
+    copy_commit();
 }
 
 /* ---- The product --------------------------------------------------------------------------------------------- */
@@ -123,7 +115,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, 2) gemv(gemv_params p)
     uint32_t slot = 0, unit = warp % p.units;
     for (uint32_t i = warp; i < n_units; i += GEMV_WARPS) {
         uint4 *from = ring + slot * GEMV_UNIT_CHUNKS;
-        linear_wait<DEPTH - 1>();
+        copy_wait<DEPTH - 1>();
         const uint4 w[2] = {from[lane], from[QKC_WARP + lane]};
         ask(p, &at, first, n, n_rows, from, policy);
         if (!triggered && at.row >= n_rows) {
@@ -142,12 +134,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, 2) gemv(gemv_params p)
         return;
 
     const float scale = p.norm ? norm_factor(squares, p.n_in, p.eps) : 1;
-    float y = row_sum(sums, threadIdx.x, p.units) * scale;
-    if (p.then == QKC_ADD)
-        y += old;
-    else if (p.then == QKC_SILU_MUL)
-        y = linear_silu(y) * (row_sum(sums, n + threadIdx.x, p.units) * scale);
-    p.y[first + threadIdx.x] = y;
+    p.y[first + threadIdx.x] = output(sums, threadIdx.x, n, p.units, p.then, scale, old);
 }
 
 /* ---- Launching ----------------------------------------------------------------------------------------------- */
@@ -176,19 +163,10 @@ static gemv_fn gemv_pick(uint32_t depth, bool hopper)
 
 cudaError_t qkc_linear_init(void)
 {
-    int device = 0, most = 0;
-    cudaError_t code = cudaGetDevice(&device);
-    if (code == cudaSuccess)
-        code = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaError_t code = cudaSuccess;
     for (uint32_t depth = 2; depth <= GEMV_DEPTH_MAX && code == cudaSuccess; depth++)
-        for (int hopper = 0; hopper < 2 && code == cudaSuccess; hopper++) {
-            const void *fn = (const void *)gemv_pick(depth, hopper != 0);
-            cudaFuncAttributes a;
-            code = cudaFuncGetAttributes(&a, fn);
-            if (code == cudaSuccess)
-                code = cudaFuncSetAttribute(
-                    fn, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)a.sharedSizeBytes);
-        }
+        for (int hopper = 0; hopper < 2 && code == cudaSuccess; hopper++)
+            code = qkc_allow_shared_memory((const void *)gemv_pick(depth, hopper != 0));
     if (code == cudaSuccess)
         code = qkc_linear_chain_init();
     return code == cudaSuccess ? qkc_linear_mma_init() : code;
@@ -204,7 +182,7 @@ typedef struct {
 static bool gemv_fit(const qkc_launch *launch, const qkc_linear_args *args, uint32_t per_sm, uint32_t depth,
     size_t limit, gemv_shape *out)
 {
-    uint32_t units = (args->n_in + GEMV_UNIT - 1) / GEMV_UNIT, rows = args->then == QKC_SILU_MUL ? 2 : 1;
+    uint32_t units = gemv_units(args->n_in), rows = args->then == QKC_SILU_MUL ? 2 : 1;
     uint64_t blocks = (uint64_t)launch->n_sms * per_sm;
     uint32_t n_most = min(GEMV_SUMS_MAX / (units * rows), GEMV_THREADS); /* outputs of a block */
     if (n_most == 0)
@@ -256,7 +234,7 @@ static cudaError_t gemv_start(const qkc_launch *launch, const qkc_linear_args *a
     p.count = args->plan.counts + (args->gather ? 3 : 0);
     p.state = args->plan.state;
     p.outputs = args->gather ? args->plan.outputs : NULL;
-    p.units = (args->n_in + GEMV_UNIT - 1) / GEMV_UNIT;
+    p.units = gemv_units(args->n_in);
     p.early = tuning->early;
     p.ring_at = p.units * GEMV_UNIT * sizeof(float);
     p.sums_at = p.ring_at + GEMV_WARPS * shape->depth * GEMV_UNIT * 2;

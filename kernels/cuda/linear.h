@@ -2,6 +2,9 @@
  * the few instructions that have no C form. Internal to these two files and tests/gpu/test-gpu-linear.cu. */
 #pragma once
 #include "kernels/cuda/cuda-ops.h"
+#ifdef __CUDACC__
+#include "kernels/cuda/ptx.h"
+#endif
 
 /* How a product is launched; it never changes the result's value for one row. Zero means the default of the path. */
 typedef struct {
@@ -32,11 +35,6 @@ cudaError_t qkc_linear_mma(
 #define QKC_LINEAR_SMEM_MAX      (227u << 10)
 
 #ifdef __CUDACC__
-static __device__ __forceinline__ uint32_t linear_smem(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 /* Weights are read once a step: they are the first to leave the L2. */
 static __device__ __forceinline__ uint64_t linear_stream_policy(void)
 {
@@ -49,20 +47,9 @@ static __device__ __forceinline__ uint64_t linear_stream_policy(void)
 static __device__ __forceinline__ void linear_copy16(
     void *dst, const void *src, uint32_t bytes, uint64_t policy)
 {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(linear_smem(dst)),
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_of(dst)),
                  "l"(src), "r"(bytes), "l"(policy)
                  : "memory");
-}
-
-static __device__ __forceinline__ void linear_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Until at most @N of this thread's newest groups are under way. */
-template <int N> static __device__ __forceinline__ void linear_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 static __device__ __forceinline__ void linear_prefetch_l2(const void *p)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <algorithm>
 #include <cmath>
+#include <thread>
 #include <vector>
 #include "kernels/cuda/cuda-ops.h"
 #include "tests/kernels/tap.h"
@@ -155,6 +156,33 @@ template <typename T> static double relative_error(const T *out, const double *r
     return sqrt(d / (r > 0 ? r : 1));
 }
 
+/* Runs @fn(i) for i < n on some threads. */
+template <typename F> static void in_parallel(uint32_t n, F fn)
+{
+    const uint32_t n_threads = std::min(n, std::max(1u, std::min(std::thread::hardware_concurrency(), 16u)));
+    std::vector<std::thread> threads;
+    for (uint32_t t = 0; t < n_threads; t++)
+        threads.emplace_back([=] {
+            for (uint32_t i = t; i < n; i += n_threads)
+                fn(i);
+        });
+    for (auto &t : threads)
+        t.join();
+}
+
+/* What @fn launches, as a graph; the caller destroys it. */
+template <typename F> static cudaGraphExec_t gpu_capture(cudaStream_t stream, F fn)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    fn();
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_OK(cudaGraphDestroy(graph));
+    return exec;
+}
+
 /* Median milliseconds of @n runs of @fn(i), each timed with events after a warm-up. */
 template <typename F> static double gpu_time(cudaStream_t stream, int n, F fn)
 {
@@ -176,4 +204,14 @@ template <typename F> static double gpu_time(cudaStream_t stream, int n, F fn)
     cudaEventDestroy(a);
     cudaEventDestroy(b);
     return t[t.size() / 2];
+}
+
+/* Microseconds of what @fn launches, as a graph, which begins after @ready(). */
+template <typename F, typename G> static double gpu_time_graph(cudaStream_t stream, F fn, G ready)
+{
+    const cudaGraphExec_t exec = gpu_capture(stream, fn);
+    ready();
+    const double ms = gpu_time(stream, 7, [&](int) { CUDA_OK(cudaGraphLaunch(exec, stream)); });
+    CUDA_OK(cudaGraphExecDestroy(exec));
+    return ms * 1000;
 }

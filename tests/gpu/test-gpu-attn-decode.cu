@@ -668,13 +668,8 @@ static void check_state(const qkc_launch *l)
 static void check_capture(const qkc_launch *l)
 {
     Work big(shape_of(128, 2, 4, {2000, 900, 1, 300, 4000}, 8));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
     const qkc_attend_decode_args a = big.args();
-    CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
-    CUDA_OK(qkc_attend_decode(l, &a));
-    CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    const cudaGraphExec_t exec = gpu_capture(l->stream, [&] { CUDA_OK(qkc_attend_decode(l, &a)); });
     bool right = true;
     for (int round = 0; round < 3; round++) {
         const std::vector<uint32_t> keys = round == 0 ? big.shape.keys
@@ -703,7 +698,6 @@ static void check_capture(const qkc_launch *l)
     tap_ok(right, "%s: one captured launch is right for other lengths and numbers of sequences",
         gpu_path_name(l));
     cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
 }
 
 static void check_workspace(void)
@@ -823,13 +817,10 @@ static void bench(const qkc_launch *l, uint8_t *pool, size_t pool_bytes, double 
         a.plan.pages = pages.dev + (size_t)set * n_pages;
         a.plan.state = state.dev;
         a.workspace = workspace.dev;
-        cudaGraph_t graph;
-        CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
-        for (a.layer = 0; a.layer < BENCH_LAYERS; a.layer++)
-            CUDA_OK(qkc_attend_decode(l, &a));
-        CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
-        CUDA_OK(cudaGraphInstantiate(&exec[set], graph, 0));
-        cudaGraphDestroy(graph);
+        exec[set] = gpu_capture(l->stream, [&] {
+            for (a.layer = 0; a.layer < BENCH_LAYERS; a.layer++)
+                CUDA_OK(qkc_attend_decode(l, &a));
+        });
     }
     const double ms = gpu_time(
         l->stream, 24, [&](int i) { CUDA_OK(cudaGraphLaunch(exec[(uint32_t)i % n_sets], l->stream)); });

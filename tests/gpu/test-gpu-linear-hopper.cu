@@ -1,8 +1,7 @@
 /* test-gpu-linear-hopper.cu: qkc_linear_hopper() against float64 on the host. `--bench [rows...]` times the layers' chain
  * instead, weights cold, and what else could be chosen. */
-#include "tests/gpu/gpu-test.h"
+#include "tests/gpu/linear-test.h"
 #include "kernels/cuda/linear-hopper.h"
-#include <thread>
 
 /* ---- The reference ------------------------------------------------------------------------------------------- */
 
@@ -12,21 +11,7 @@ typedef struct {
     bool norm, next, outputs;
 } Case;
 
-static const float EPS = 1e-6f;
 static const uint32_t N_SQUARES = 37;
-
-template <typename F> static void parallel(uint32_t n, F fn)
-{
-    uint32_t n_threads = std::min(std::max(std::thread::hardware_concurrency(), 1u), 16u);
-    std::vector<std::thread> threads;
-    for (uint32_t t = 0; t < n_threads; t++)
-        threads.emplace_back([=] {
-            for (uint32_t i = t; i < n; i += n_threads)
-                fn(i);
-        });
-    for (auto &t : threads)
-        t.join();
-}
 
 struct Inputs {
     Array<qkc_bf16> w, x;
@@ -56,8 +41,7 @@ struct Inputs {
     }
 };
 
-/* [n_rows, n_out]. @size: what an output's error is compared with: the root of its terms' squares and itself, so that one
- * that nearly cancels does not count as wrong. */
+/* [n_rows, n_out]; @size: of each, as reference_output(). */
 static std::vector<double> reference(const Case &c, const Inputs &in, std::vector<double> &size)
 {
     std::vector<double> y((size_t)c.n_rows * c.n_out), scale(c.n_rows, 1.0);
@@ -69,34 +53,22 @@ static std::vector<double> reference(const Case &c, const Inputs &in, std::vecto
         scale[r] = 1 / sqrt(sum / c.n_in + EPS);
     }
     std::vector<float> w(in.w.host.size()), x(in.x.host.size());
-    parallel(64, [&](uint32_t i) {
+    in_parallel(64, [&](uint32_t i) {
         for (size_t j = w.size() * i / 64; j < w.size() * (i + 1) / 64; j++)
             w[j] = __bfloat162float(in.w.host[j]);
     });
     for (size_t j = 0; j < x.size(); j++)
         x[j] = __bfloat162float(in.x.host[j]);
-    parallel(c.n_out, [&](uint32_t o) {
+    in_parallel(c.n_out, [&](uint32_t o) {
         for (uint32_t r = 0; r < c.n_rows; r++) {
             double sum[2] = {0, 0}, terms[2] = {0, 0};
             for (int half = 0; half < (c.then == QKC_SILU_MUL ? 2 : 1); half++) {
                 const float *a = &w[((size_t)half * c.n_out + o) * c.n_in], *b = &x[(size_t)r * c.n_in];
-                double s[4] = {0, 0, 0, 0}, q[4] = {0, 0, 0, 0};
-                for (uint32_t k = 0; k < c.n_in; k += 4)
-                    for (int e = 0; e < 4; e++) {
-                        const double v = (double)a[k + e] * b[k + e];
-                        s[e] += v, q[e] += v * v;
-                    }
-                sum[half] = (s[0] + s[1] + s[2] + s[3]) * scale[r];
-                terms[half] = sqrt(q[0] + q[1] + q[2] + q[3]) * scale[r];
+                reference_sum(a, b, c.n_in, &sum[half], &terms[half]);
+                sum[half] *= scale[r], terms[half] *= scale[r];
             }
             const size_t at = (size_t)r * c.n_out + o;
-            if (c.then == QKC_SILU_MUL) {
-                y[at] = sum[0] / (1 + exp(-sum[0])) * sum[1];
-                terms[0] = terms[0] * (fabs(sum[1]) + terms[1]) + fabs(sum[0]) * terms[1];
-            } else {
-                y[at] = sum[0] + (c.then == QKC_ADD ? in.y0.host[at] : 0);
-            }
-            size[at] = sqrt(y[at] * y[at] + terms[0] * terms[0]);
+            y[at] = reference_output(c.then, sum, terms, in.y0.host[at], &size[at]);
         }
     });
     return y;
@@ -148,24 +120,12 @@ static void run(const qkc_launch *l, const Case &c, const Inputs &in, const qkc_
     out.y.down(), out.y16.down(), out.squares.down();
 }
 
-/* The worst relative error of one row: a row that is wrong is not hidden by larger ones. NaN when anything is. */
 static double worst_row(
     const Case &c, const Outputs &out, const std::vector<double> &ref, const std::vector<double> &size)
 {
-    double worst = 0;
-    for (uint32_t r = 0; r < c.n_rows; r++) {
-        double d = 0, n = 0;
-        for (size_t i = (size_t)r * c.n_out; i < (size_t)(r + 1) * c.n_out; i++) {
-            const double y =
-                c.then == QKC_SILU_MUL ? __bfloat162float(out.y16.host[i]) : (double)out.y.host[i];
-            d += (y - ref[i]) * (y - ref[i]);
-            n += size[i] * size[i];
-        }
-        const double e = sqrt(d / (n > 0 ? n : 1));
-        if (!(e <= worst))
-            worst = e;
-    }
-    return worst;
+    return worst_row_of(c.n_rows, c.n_out, ref, size, [&](size_t i) {
+        return c.then == QKC_SILU_MUL ? (double)__bfloat162float(out.y16.host[i]) : (double)out.y.host[i];
+    });
 }
 
 /* What the next product takes is bf16(y * next) to the last bit, and the squares of y. */
@@ -202,11 +162,6 @@ static bool rows_beyond_untouched(const Case &c, const Inputs &in, const Outputs
                                            (out.y.host.size() - from) * sizeof(float)) == 0
                                      : all_ones(out.y.host, c.then == QKC_SILU_MUL ? 0 : from);
     return y && all_ones(out.y16.host, c.then == QKC_SILU_MUL || c.next ? from : 0);
-}
-
-static const char *then_name(qkc_then then)
-{
-    return then == QKC_STORE ? "store" : then == QKC_ADD ? "add" : "silu";
 }
 
 static void check(const qkc_launch *l, const Case &c, const std::vector<qkc_linear_hopper_tuning> &tunings)
@@ -346,19 +301,6 @@ struct Chain {
     }
 };
 
-static __global__ void fill_weights(uint32_t *w, size_t n, float scale)
-{
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
-         i += (size_t)gridDim.x * blockDim.x) {
-        uint32_t a = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 32), b;
-        a ^= a >> 15, a *= 2246822519u, a ^= a >> 13;
-        b = a * 3266489917u;
-        __nv_bfloat162 v = __floats2bfloat162_rn(
-            (float)(int32_t)a * (scale / 2147483648.0f), (float)(int32_t)b * (scale / 2147483648.0f));
-        w[i] = *(uint32_t *)&v;
-    }
-}
-
 /* A captured chain of dependent products replays to what the same calls give one by one: with overlapping launches a
  * kernel that read too early would differ. */
 static void check_chain(const qkc_launch *l, uint32_t rows)
@@ -380,12 +322,7 @@ static void check_chain(const qkc_launch *l, uint32_t rows)
     layers(true);
     chain.x.down(), chain.qkv.down();
     const std::vector<float> want = chain.x.host, want_qkv = chain.qkv.host;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
-    layers(false);
-    CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    const cudaGraphExec_t exec = gpu_capture(l->stream, [&] { layers(false); });
     uint32_t n_different = 0;
     bool finite = true;
     for (uint32_t i = 0; i < 20; i++) {
@@ -400,7 +337,6 @@ static void check_chain(const qkc_launch *l, uint32_t rows)
             finite = finite && std::isfinite(chain.x.host[k]);
     }
     CUDA_OK(cudaGraphExecDestroy(exec));
-    CUDA_OK(cudaGraphDestroy(graph));
     tap_ok(n_different == 0 && finite,
         "%u layers of %u rows in a graph, %u of 20 runs differ from single calls%s", chain.n_layers, rows,
         n_different, finite ? "" : ", NOT FINITE");
@@ -448,24 +384,6 @@ static void check_all(const qkc_launch *l)
 
 /* ---- Times --------------------------------------------------------------------------------------------------- */
 
-static __global__ void __launch_bounds__(512) read_only(const uint4 *p, size_t n, uint32_t *out)
-{
-    const size_t step = (size_t)gridDim.x * blockDim.x;
-    uint32_t x = 0;
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i + 7 * step < n; i += 8 * step) {
-        uint4 v[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = __ldcs(p + i + j * step);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            x ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
-    }
-    if (x == 0x12345678)
-        *out = x;
-}
-
 struct Bench {
     Chain chain;
     double read_gbs;
@@ -473,36 +391,26 @@ struct Bench {
     {
         fill_weights<<<2048, 256>>>((uint32_t *)chain.w, chain.bytes() / 4, 0.03f);
         CUDA_OK(cudaDeviceSynchronize());
-        const size_t n = chain.bytes() / 16 / (132 * 4 * 512 * 8) * (132 * 4 * 512 * 8);
-        const double ms =
-            gpu_time(0, 5, [&](int) { read_only<<<132 * 4, 512>>>((uint4 *)chain.w, n, chain.counts.dev); });
-        read_gbs = (double)n * 16 / ms / 1e6;
-        printf("read only: %.0f GB/s over %.2f GB\n", read_gbs, (double)n * 16 / 1e9);
+        read_gbs = read_rate(chain.w, chain.bytes(), chain.counts.dev);
     }
     /* Of a graph of the products @mask (bit i: product i) of all layers (4: once), with a tuning for each product. */
     void line(const qkc_launch *l, uint32_t rows, const char *name, uint32_t mask,
         const qkc_linear_hopper_tuning *tunings, const char *what)
     {
         double n_bytes = 0;
-        cudaGraph_t graph;
-        cudaGraphExec_t exec;
         chain.counts.host = {rows, rows, 0, rows};
         chain.counts.up();
         chain.start(3);
-        CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
-        for (uint32_t i = 0; i < chain.n_layers; i++)
-            for (uint32_t j = 0; j < 5; j++)
-                if (mask >> j & 1 && (j < 4 || i == chain.n_layers - 1)) {
-                    const qkc_linear_hopper_args a = chain.product(l, rows, i, j);
-                    n_bytes += Chain::bytes_of(a);
-                    CUDA_OK(qkc_linear_hopper_tuned(l, &a, &tunings[j]));
-                }
-        CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
-        CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
-        const double us =
-            gpu_time(l->stream, 7, [&](int) { CUDA_OK(cudaGraphLaunch(exec, l->stream)); }) * 1000;
-        CUDA_OK(cudaGraphExecDestroy(exec));
-        CUDA_OK(cudaGraphDestroy(graph));
+        auto products = [&] {
+            for (uint32_t i = 0; i < chain.n_layers; i++)
+                for (uint32_t j = 0; j < 5; j++)
+                    if (mask >> j & 1 && (j < 4 || i == chain.n_layers - 1)) {
+                        const qkc_linear_hopper_args a = chain.product(l, rows, i, j);
+                        n_bytes += Chain::bytes_of(a);
+                        CUDA_OK(qkc_linear_hopper_tuned(l, &a, &tunings[j]));
+                    }
+        };
+        const double us = gpu_time_graph(l->stream, products, [] {});
         const double gbs = n_bytes / us / 1e3;
         printf("rows %2u  %-8s %8.2f us  %5.0f GB/s  %5.1f%%  %s\n", rows, name,
             mask == 16 ? us : us / chain.n_layers, gbs, 100 * gbs / read_gbs, what);

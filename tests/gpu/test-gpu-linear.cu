@@ -1,8 +1,7 @@
 /* test-gpu-linear.cu: qkc_linear() against float64 on the host, for one row (float32 input, or as two bf16 numbers) and for 2
  * to 64 (tensor cores, input rounded to bf16), on both paths. `--bench [rows...]` times the layers' chain instead. */
-#include "tests/gpu/gpu-test.h"
+#include "tests/gpu/linear-test.h"
 #include "kernels/cuda/linear.h"
-#include <thread>
 
 /* ---- The reference ------------------------------------------------------------------------------------------- */
 
@@ -12,25 +11,11 @@ typedef struct {
     bool norm, gather;
 } Case;
 
-static const float EPS = 1e-6f;
 static const uint32_t SOURCE_ROWS = 80; /* rows of x that gathered work may name */
 
 static double rounded(double v)
 {
     return (double)__bfloat162float(__float2bfloat16_rn((float)v));
-}
-
-template <typename F> static void parallel(uint32_t n, F fn)
-{
-    uint32_t n_threads = std::min(std::max(std::thread::hardware_concurrency(), 1u), 16u);
-    std::vector<std::thread> threads;
-    for (uint32_t t = 0; t < n_threads; t++)
-        threads.emplace_back([=] {
-            for (uint32_t i = t; i < n; i += n_threads)
-                fn(i);
-        });
-    for (auto &t : threads)
-        t.join();
 }
 
 struct Inputs {
@@ -61,8 +46,8 @@ struct Inputs {
     }
 };
 
-/* [n_rows, n_out]. @round: as the tensor cores' input is, bf16(x * weight). @size: what an output's error is compared
- * with: the root of its terms' squares and itself, so that one that nearly cancels does not count as wrong. */
+/* [n_rows, n_out]. @round: as the tensor cores' input is, bf16(x * weight). @size: of each, as
+ * reference_output(). */
 static std::vector<double> reference(const Case &c, const Inputs &in, bool round, std::vector<double> &size)
 {
     size.resize((size_t)c.n_rows * c.n_out);
@@ -79,33 +64,21 @@ static std::vector<double> reference(const Case &c, const Inputs &in, bool round
             scale[r] = 1 / sqrt(squares / c.n_in + EPS);
     }
     std::vector<float> w(in.w.host.size());
-    parallel(64, [&](uint32_t i) {
+    in_parallel(64, [&](uint32_t i) {
         for (size_t j = w.size() * i / 64; j < w.size() * (i + 1) / 64; j++)
             w[j] = __bfloat162float(in.w.host[j]);
     });
-    parallel(c.n_out, [&](uint32_t o) {
+    in_parallel(c.n_out, [&](uint32_t o) {
         for (uint32_t r = 0; r < c.n_rows; r++) {
             double sum[2] = {0, 0}, terms[2] = {0, 0};
             for (int half = 0; half < (c.then == QKC_SILU_MUL ? 2 : 1); half++) {
                 const float *row = &w[((size_t)half * c.n_out + o) * c.n_in];
                 const double *x = &f[(size_t)r * c.n_in];
-                double s[4] = {0, 0, 0, 0}, q[4] = {0, 0, 0, 0};
-                for (uint32_t k = 0; k < c.n_in; k += 4)
-                    for (int e = 0; e < 4; e++) {
-                        double v = row[k + e] * x[k + e];
-                        s[e] += v, q[e] += v * v;
-                    }
-                sum[half] = (s[0] + s[1] + s[2] + s[3]) * scale[r];
-                terms[half] = sqrt(q[0] + q[1] + q[2] + q[3]) * scale[r];
+                reference_sum(row, x, c.n_in, &sum[half], &terms[half]);
+                sum[half] *= scale[r], terms[half] *= scale[r];
             }
             size_t at = (size_t)r * c.n_out + o;
-            if (c.then == QKC_SILU_MUL) {
-                y[at] = sum[0] / (1 + exp(-sum[0])) * sum[1];
-                terms[0] = terms[0] * (fabs(sum[1]) + terms[1]) + fabs(sum[0]) * terms[1];
-            } else {
-                y[at] = sum[0] + (c.then == QKC_ADD ? in.y0.host[at] : 0);
-            }
-            size[at] = sqrt(y[at] * y[at] + terms[0] * terms[0]);
+            y[at] = reference_output(c.then, sum, terms, in.y0.host[at], &size[at]);
         }
     });
     return y;
@@ -146,22 +119,10 @@ static void run(
     y.down();
 }
 
-/* The worst relative error of one row: a row that is wrong is not hidden by larger ones. NaN when anything is. */
 static double worst_row(const Case &c, const std::vector<float> &y, const std::vector<double> &ref,
     const std::vector<double> &size)
 {
-    double worst = 0;
-    for (uint32_t r = 0; r < c.n_rows; r++) {
-        double d = 0, n = 0;
-        for (size_t i = (size_t)r * c.n_out; i < (size_t)(r + 1) * c.n_out; i++) {
-            d += (y[i] - ref[i]) * (y[i] - ref[i]);
-            n += size[i] * size[i];
-        }
-        double e = sqrt(d / (n > 0 ? n : 1));
-        if (!(e <= worst))
-            worst = e;
-    }
-    return worst;
+    return worst_row_of(c.n_rows, c.n_out, ref, size, [&](size_t i) { return (double)y[i]; });
 }
 
 static bool rows_beyond_untouched(const Case &c, const std::vector<float> &y, const Inputs &in)
@@ -173,11 +134,6 @@ static bool rows_beyond_untouched(const Case &c, const std::vector<float> &y, co
         memset(before.data(), 0xff, before.size() * sizeof(float));
     size_t from = (size_t)c.n_rows * c.n_out;
     return memcmp(y.data() + from, before.data() + from, (y.size() - from) * sizeof(float)) == 0;
-}
-
-static const char *then_name(qkc_then then)
-{
-    return then == QKC_STORE ? "store" : then == QKC_ADD ? "add" : "silu";
 }
 
 static void check(
@@ -259,12 +215,7 @@ static void check_chain(const qkc_launch *l, uint32_t rows)
     x.up();
     layers(true);
     CUDA_OK(cudaMemcpy(want.host.data(), x.dev, want.host.size() * sizeof(float), cudaMemcpyDeviceToHost));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
-    layers(false);
-    CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    const cudaGraphExec_t exec = gpu_capture(l->stream, [&] { layers(false); });
     uint32_t n_different = 0;
     bool finite = true;
     for (uint32_t i = 0; i < 20; i++) {
@@ -279,7 +230,6 @@ static void check_chain(const qkc_launch *l, uint32_t rows)
             finite &= std::isfinite(v);
     }
     CUDA_OK(cudaGraphExecDestroy(exec));
-    CUDA_OK(cudaGraphDestroy(graph));
     tap_ok(n_different == 0 && finite,
         "%s: %u layers of %u rows in a graph, %u of 20 runs differ from single calls%s", gpu_path_name(l),
         n_layers, rows, n_different, finite ? "" : ", NOT FINITE");
@@ -401,37 +351,6 @@ static void check_all(const qkc_launch *paths, int n_paths)
 
 /* ---- Times --------------------------------------------------------------------------------------------------- */
 
-static __global__ void fill_weights(uint32_t *w, size_t n)
-{
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
-         i += (size_t)gridDim.x * blockDim.x) {
-        uint32_t a = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 32), b;
-        a ^= a >> 15, a *= 2246822519u, a ^= a >> 13;
-        b = a * 3266489917u;
-        __nv_bfloat162 v = __floats2bfloat162_rn(
-            (float)(int32_t)a * (0.03f / 2147483648.0f), (float)(int32_t)b * (0.03f / 2147483648.0f));
-        w[i] = *(uint32_t *)&v;
-    }
-}
-
-static __global__ void __launch_bounds__(512) read_only(const uint4 *p, size_t n, uint32_t *out)
-{
-    const size_t step = (size_t)gridDim.x * blockDim.x;
-    uint32_t x = 0;
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i + 7 * step < n; i += 8 * step) {
-        uint4 v[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = __ldcs(p + i + j * step);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            x ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
-    }
-    if (x == 0x12345678)
-        *out = x;
-}
-
 struct Bench {
     static const uint32_t n_layers = 36, hidden = 2560, q_dim = 4096, qkv_dim = 6144, ffn = 9728,
                           vocab = 151936;
@@ -449,7 +368,7 @@ struct Bench {
     {
         size_t n = n_layers * layer + head;
         CUDA_OK(cudaMalloc(&w, n * 2));
-        fill_weights<<<2048, 256>>>((uint32_t *)w, n / 2);
+        fill_weights<<<2048, 256>>>((uint32_t *)w, n / 2, 0.03f);
         Random random(3);
         for (auto &v : x.host)
             v = random.normal();
@@ -460,10 +379,7 @@ struct Bench {
             outputs.host[i].row = i;
         x.up(), norm.up(), state.up(), outputs.up(), qkv.zero(), act.zero();
         CUDA_OK(cudaDeviceSynchronize());
-        size_t n_read = n / 8 / (132 * 4 * 512 * 8) * (132 * 4 * 512 * 8);
-        double ms = gpu_time(0, 5, [&](int) { read_only<<<132 * 4, 512>>>((uint4 *)w, n_read, counts.dev); });
-        read_gbs = n_read * 16 / ms / 1e6;
-        printf("read only: %.0f GB/s over %.2f GB\n", read_gbs, n_read * 16 / 1e9);
+        read_gbs = read_rate(w, n * 2, counts.dev);
     }
     ~Bench()
     {
@@ -506,24 +422,17 @@ struct Bench {
     {
         counts.host = {rows, rows, 0, rows};
         counts.up();
-        cudaGraph_t graph;
-        cudaGraphExec_t exec;
         *n_bytes = 0;
-        CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
-        for (uint32_t i = 0; i < n_layers; i++)
-            for (uint32_t j = 0; j < 5; j++)
-                if (mask >> j & 1 && (j < 4 || i == n_layers - 1)) {
-                    qkc_linear_args a = product(rows, i, j);
-                    *n_bytes += bytes(a);
-                    CUDA_OK(qkc_linear_tuned(l, &a, tuning));
-                }
-        CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
-        CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
-        x.up();
-        double ms = gpu_time(l->stream, 7, [&](int) { CUDA_OK(cudaGraphLaunch(exec, l->stream)); });
-        CUDA_OK(cudaGraphExecDestroy(exec));
-        CUDA_OK(cudaGraphDestroy(graph));
-        return ms * 1000;
+        auto products = [&] {
+            for (uint32_t i = 0; i < n_layers; i++)
+                for (uint32_t j = 0; j < 5; j++)
+                    if (mask >> j & 1 && (j < 4 || i == n_layers - 1)) {
+                        qkc_linear_args a = product(rows, i, j);
+                        *n_bytes += bytes(a);
+                        CUDA_OK(qkc_linear_tuned(l, &a, tuning));
+                    }
+        };
+        return gpu_time_graph(l->stream, products, [&] { x.up(); });
     }
     /* The same of the joined products: O, gate and up, down, and QKV of the next layer. */
     double time_joined(const qkc_launch *l, double *n_bytes)
@@ -531,26 +440,19 @@ struct Bench {
         counts.host = {1, 1, 0, 1};
         counts.up();
         Array<uint32_t> arrived(n_layers * QKC_CHAIN_MAX);
-        cudaGraph_t graph;
-        cudaGraphExec_t exec;
         *n_bytes = 0;
-        CUDA_OK(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
-        CUDA_OK(cudaMemsetAsync(arrived.dev, 0, arrived.host.size() * sizeof(uint32_t), l->stream));
-        for (uint32_t i = 0; i < n_layers; i++) {
-            qkc_linear_args a[4];
-            for (uint32_t j = 0; j < 4; j++) {
-                a[j] = product(1, j < 3 ? i : (i + 1) % n_layers, (j + 1) % 4);
-                *n_bytes += bytes(a[j]);
+        auto products = [&] {
+            CUDA_OK(cudaMemsetAsync(arrived.dev, 0, arrived.host.size() * sizeof(uint32_t), l->stream));
+            for (uint32_t i = 0; i < n_layers; i++) {
+                qkc_linear_args a[4];
+                for (uint32_t j = 0; j < 4; j++) {
+                    a[j] = product(1, j < 3 ? i : (i + 1) % n_layers, (j + 1) % 4);
+                    *n_bytes += bytes(a[j]);
+                }
+                CUDA_OK(qkc_linear_chain(l, a, 4, arrived.dev + i * QKC_CHAIN_MAX));
             }
-            CUDA_OK(qkc_linear_chain(l, a, 4, arrived.dev + i * QKC_CHAIN_MAX));
-        }
-        CUDA_OK(cudaStreamEndCapture(l->stream, &graph));
-        CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
-        x.up();
-        double ms = gpu_time(l->stream, 7, [&](int) { CUDA_OK(cudaGraphLaunch(exec, l->stream)); });
-        CUDA_OK(cudaGraphExecDestroy(exec));
-        CUDA_OK(cudaGraphDestroy(graph));
-        return ms * 1000;
+        };
+        return gpu_time_graph(l->stream, products, [&] { x.up(); });
     }
     void joined_line(const qkc_launch *l)
     {

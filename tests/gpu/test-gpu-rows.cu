@@ -510,17 +510,13 @@ static void report(const char *op, const qkc_launch *launch, uint32_t rows, doub
 /* Milliseconds of one of @n launches that run one after the other out of a graph, as in a step. */
 template <typename F> static double chain_time(const qkc_launch *launch, int n, F fn)
 {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA_OK(cudaStreamBeginCapture(launch->stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < n; i++)
-        fn(i);
-    CUDA_OK(cudaStreamEndCapture(launch->stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    const cudaGraphExec_t exec = gpu_capture(launch->stream, [&] {
+        for (int i = 0; i < n; i++)
+            fn(i);
+    });
     const double ms =
         gpu_time(launch->stream, 15, [&](int) { CUDA_OK(cudaGraphLaunch(exec, launch->stream)); });
     cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
     return ms / n;
 }
 

@@ -5,7 +5,6 @@
  * target; at the draw, when the target is within 1e-12 of the sum from an id's boundary. Each difference is looked at
  * in float64, counted and reported. */
 #include <algorithm>
-#include <thread>
 #include "tests/gpu/gpu-test.h"
 extern "C" {
 #include "kernels/cpu/philox.h"
@@ -90,20 +89,6 @@ struct Device {
         return e;
     }
 };
-
-/* Runs @fn(i) for i < n on some threads. */
-template <typename F> static void in_parallel(uint32_t n, F fn)
-{
-    const uint32_t n_threads = std::min(n, std::max(1u, std::min(std::thread::hardware_concurrency(), 16u)));
-    std::vector<std::thread> threads;
-    for (uint32_t t = 0; t < n_threads; t++)
-        threads.emplace_back([=] {
-            for (uint32_t i = t; i < n; i += n_threads)
-                fn(i);
-        });
-    for (auto &t : threads)
-        t.join();
-}
 
 static qk_output_result sample_on_cpu(
     const float *logits, uint32_t vocab, const qk_sample_extras &extras, const qk_sampling &sampling)
@@ -627,13 +612,8 @@ static void test_repeats(const qkc_launch *launch, uint32_t vocab, uint32_t n)
     }
     tap_ok(same, "%s: vocabulary %u, %u outputs, the same bits in 20 runs", gpu_path_name(launch), vocab, n);
 
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
     const qkc_sample_args a = d.args();
-    CUDA_OK(cudaStreamBeginCapture(launch->stream, cudaStreamCaptureModeThreadLocal));
-    CUDA_OK(qkc_sample(launch, &a));
-    CUDA_OK(cudaStreamEndCapture(launch->stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    const cudaGraphExec_t exec = gpu_capture(launch->stream, [&] { CUDA_OK(qkc_sample(launch, &a)); });
     bool good = true;
     for (uint32_t m : {n, 1u, 0u, (n + 1) / 2, n}) {
         d.set_plan(m, QK_OK);
@@ -644,7 +624,6 @@ static void test_repeats(const qkc_launch *launch, uint32_t vocab, uint32_t n)
             good &= d.results[i].token == first[i].token;
     }
     cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
     tap_ok(good, "%s: one graph for any number of outputs", gpu_path_name(launch));
 }
 
@@ -653,18 +632,14 @@ static void test_repeats(const qkc_launch *launch, uint32_t vocab, uint32_t n)
 static double chain_time(const qkc_launch *launch, const Device &d)
 {
     const int n_chain = 20;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
     const qkc_sample_args a = d.args();
-    CUDA_OK(cudaStreamBeginCapture(launch->stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < n_chain; i++)
-        CUDA_OK(qkc_sample(launch, &a));
-    CUDA_OK(cudaStreamEndCapture(launch->stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    const cudaGraphExec_t exec = gpu_capture(launch->stream, [&] {
+        for (int i = 0; i < n_chain; i++)
+            CUDA_OK(qkc_sample(launch, &a));
+    });
     const double ms =
         gpu_time(launch->stream, 15, [&](int) { CUDA_OK(cudaGraphLaunch(exec, launch->stream)); });
     cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
     return ms / n_chain;
 }
 
