@@ -190,23 +190,6 @@ static gboolean is_wanted(guint state, guint look)
            (!any_look || g_strv_contains(list, looks[look].name));
 }
 
-static gboolean has_frames(gpointer data)
-{
-    return gdk_frame_clock_get_frame_counter(gtk_widget_get_frame_clock(GTK_WIDGET(window))) >=
-           *(gint64 *)data;
-}
-
-/* An idle window draws nothing: each frame is asked for. */
-static void wait_frames(int n)
-{
-    GdkFrameClock *clock = gtk_widget_get_frame_clock(GTK_WIDGET(window));
-    gint64 wanted = gdk_frame_clock_get_frame_counter(clock) + n;
-
-    gdk_frame_clock_begin_updating(clock);
-    wait_for("frames", has_frames, &wanted);
-    gdk_frame_clock_end_updating(clock);
-}
-
 static void open_look(const Look *look)
 {
     GSettings *settings = quire_settings_get_default();

@@ -502,3 +502,20 @@ int ui_main(int argc, char **argv, void (*prepare)(GSettings *settings), void (*
     g_assert_finalize_object(application);
     return test_rc;
 }
+
+static gboolean has_frames(gpointer data)
+{
+    return gdk_frame_clock_get_frame_counter(gtk_widget_get_frame_clock(GTK_WIDGET(window))) >=
+           *(gint64 *)data;
+}
+
+/* An idle window draws nothing: each frame is asked for. */
+void wait_frames(guint n)
+{
+    GdkFrameClock *clock = gtk_widget_get_frame_clock(GTK_WIDGET(window));
+    gint64 wanted = gdk_frame_clock_get_frame_counter(clock) + n;
+
+    gdk_frame_clock_begin_updating(clock);
+    wait_for("frames", has_frames, &wanted);
+    gdk_frame_clock_end_updating(clock);
+}

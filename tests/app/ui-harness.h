@@ -14,6 +14,7 @@ typedef gboolean (*Condition)(gpointer data);
 
 void wait_for(const char *what, Condition condition, gpointer data);
 void wait_ms(guint ms);
+void wait_frames(guint n); /* of the window */
 gboolean is_set(gpointer data);
 void run(const char *const *argv);
 void key(const char *name);
